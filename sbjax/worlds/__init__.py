@@ -1,0 +1,1 @@
+"""Embedded worlds: small self-contained settings with data, a base model, judges and weights."""
