@@ -1,0 +1,105 @@
+"""DanceGRPO on the embedded digits world, from nothing but this checkout, on two CPU cores.
+
+    python -m sbjax.launch --config=configs/quickstart.py --workdir=runs/quickstart
+"""
+
+from ml_collections import config_dict
+
+
+def get_config() -> config_dict.ConfigDict:
+  """Gives the quickstart's settings; every field can be overridden as `--config.a.b=value`."""
+  c = config_dict.ConfigDict()
+  c.seed = 0
+  c.total_steps = 60
+  c.resume = "never"  # never | auto: continue from the workdir's last checkpoint if there is one
+  c.scheme = "stagebreaker"  # colocated | stagebreaker
+
+  c.model = config_dict.ConfigDict()
+  c.model.name = "digits"  # an embedded world, or a preset with c.model.checkpoint
+  c.model.checkpoint = ""  # folder of weights; empty: the ones shipped with the world
+  c.model.frames = 33  # pixel frames of a video
+
+  c.lora = config_dict.ConfigDict()
+  c.lora.rank = 8
+  c.lora.alpha = 16.0
+  c.lora.targets = ("*",)  # patterns over the ten linears of a block
+
+  c.prompts = config_dict.ConfigDict()
+  c.prompts.train = "world:train"  # world:train | world:eval | a text, CSV or JSONL file
+  c.prompts.eval = "world:eval"
+  c.prompts.overflow = "refuse"  # refuse | truncate a prompt longer than the encoder's length
+
+  c.rollout = config_dict.ConfigDict()
+  c.rollout.prompts_per_step = 4  # groups
+  c.rollout.group_size = 6  # candidates of one prompt
+  c.rollout.best_of = 0  # 0: train on all; n: on the n/2 best and n/2 worst of each group
+  c.rollout.same_noise = "none"  # none | group | step: who shares the initial noise
+  c.rollout.transition = "renoise"  # renoise | dance_sde | sde | cps | ddim
+  c.rollout.noise_level = 1.0  # eta of dance_sde and ddim, noise level of sde and cps
+
+  c.algorithm = config_dict.ConfigDict()
+  c.algorithm.name = "dance_grpo"
+  c.algorithm.minibatches = 2
+  c.algorithm.minibatch_order = "group_major"  # group_major | reference
+  c.algorithm.epochs = 1
+  c.algorithm.train_steps = "all"  # all | fraction:<f> | window:<size>
+  c.algorithm.chunk_reduce = "sum"  # sum | mean: how chunks add up in a score
+  c.algorithm.dim_reduce = "mean"  # mean | sum: how latent dimensions add up in a log-probability
+  c.algorithm.clip_low = 5e-5
+  c.algorithm.clip_high = 5e-5
+  c.algorithm.dual_clip = 0.0  # 0: off
+  c.algorithm.kl_coef = 0.0
+
+  c.advantage = config_dict.ConfigDict()
+  c.advantage.baseline = "group_mean"  # group_mean | anchor
+  c.advantage.std = "group_unbiased"
+  c.advantage.eps = 1e-8
+  c.advantage.clip = 5.0
+  c.advantage.combine = "raw_sum"  # adv_sum | raw_sum | separate_loss | gdpo
+
+  c.reward = config_dict.ConfigDict()
+  c.reward.name = "world"  # world | function
+  c.reward.function = ""  # module:function or file.py:function, for name='function'
+  c.reward.components = ("digit", "colour", "motion")
+  c.reward.weights = (1.0, 0.25, 0.25)
+  c.reward.retries = 2
+  c.reward.timeout_s = 60.0
+  c.reward.max_failed_frac = 0.25
+  c.reward.max_skipped_in_row = 3
+
+  c.optim = config_dict.ConfigDict()
+  c.optim.learning_rate = 1e-4
+  c.optim.b1 = 0.9
+  c.optim.b2 = 0.99
+  c.optim.eps = 1e-8
+  c.optim.weight_decay = 0.0
+  c.optim.max_grad_norm = 1.0
+  c.optim.warmup_steps = 0  # updates
+  c.optim.ema_decay = 0.95
+
+  c.runtime = config_dict.ConfigDict()
+  c.runtime.executor = "ray"  # ray | inline
+  c.runtime.actor_workers = 1
+  c.runtime.reward_workers = 1
+  c.runtime.devices_per_worker = 1
+  c.runtime.mesh = (1, 1)  # devices of a worker along (fsdp, seq)
+  c.runtime.task_timeout_s = 120.0  # per task, after warm-up
+  c.runtime.startup_timeout_s = 600.0
+  c.runtime.chunk_blocks = 2  # fixed folding blocks of a replay
+  c.runtime.replays_on_reward = 0.25  # share of the replays that a fixed plan moves to reward workers
+  c.runtime.decodes_on_reward = 1.0  # share of the decodes that a fixed plan moves there
+
+  c.eval = config_dict.ConfigDict()
+  c.eval.every = 30  # steps; 0: never
+  c.eval.prompts = 8
+  c.eval.seeds = (1001,)
+
+  c.checkpoint = config_dict.ConfigDict()
+  c.checkpoint.every = 20  # steps
+  c.checkpoint.keep = 3
+
+  c.report = config_dict.ConfigDict()
+  c.report.samples_every = 10  # steps; 0: never
+  c.report.samples = 4  # videos a time
+  c.report.fps = 16
+  return c
