@@ -1,0 +1,31 @@
+"""Strict numerics for every test: four fake CPU devices, no silent casts, no silent broadcasts."""
+
+import os
+import shutil
+import tempfile
+
+# Before JAX is imported anywhere: its backend reads these once. Child processes inherit them.
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = (
+  os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
+).strip()
+os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+# One compilation cache for all tests of a run and for the processes that they start, so that a
+# program which two tests share is compiled once. It goes away with the run.
+_CACHE = tempfile.mkdtemp(prefix="sbjax-test-compilation-")
+os.environ["JAX_COMPILATION_CACHE_DIR"] = _CACHE
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
+
+import jax  # noqa: E402
+import pytest  # noqa: E402
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+  """Removes the compilation cache of this run."""
+  del config
+  shutil.rmtree(_CACHE, ignore_errors=True)
