@@ -1,0 +1,1 @@
+"""Layers that several models share: attention, rotary positions, norms, linear maps, LoRA."""

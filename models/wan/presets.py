@@ -1,0 +1,185 @@
+"""Named sizes of the Wan family and of the samplers they were distilled for."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class DiTConfig:
+  """Sizes of a causal Wan transformer.
+
+  Attributes:
+    name: what error messages call it.
+    dim: model width; `num_heads` must divide it.
+    ffn_dim: width of the feed-forward layer.
+    num_heads: attention heads.
+    num_layers: transformer blocks.
+    in_dim: input channels. Those above `out_dim` are conditioning which the caller concatenates on the channel axis, as
+      Wan's image-to-video models do.
+    out_dim: output channels (those of a latent).
+    text_dim: width of the prompt embedding.
+    text_len: rows of the prompt embedding; all of them are attended, also the zero rows past the prompt.
+    freq_dim: width of the timestep sinusoid.
+    eps: of every norm.
+    patch_size: latent frames, rows and columns of a token; the first must be 1.
+    rope_theta: base of the rotary frequencies.
+    remat: what the backward pass recomputes: "none" nothing, "block" every block, "dots" every block but the results of
+      its linear maps.
+    scan_unroll: blocks per iteration of the loop over layers; `num_layers` or more unrolls it fully.
+    precision: "fp32" computes everything in float32; "mixed" runs linear maps and attention in bfloat16 and keeps
+      norms, modulation and the residual stream in float32.
+  """
+
+  name: str
+  dim: int
+  ffn_dim: int
+  num_heads: int
+  num_layers: int
+  in_dim: int = 16
+  out_dim: int = 16
+  text_dim: int = 4096
+  text_len: int = 512
+  freq_dim: int = 256
+  eps: float = 1e-6
+  patch_size: tuple[int, int, int] = (1, 2, 2)
+  rope_theta: float = 10_000.0
+  remat: str = "none"
+  scan_unroll: int = 1
+  precision: str = "fp32"
+
+  def __post_init__(self):
+    """Refuses sizes that no model can have."""
+    for field in ("dim", "ffn_dim", "num_heads", "num_layers", "in_dim", "out_dim", "text_dim"):
+      if getattr(self, field) < 1:
+        raise ValueError(f"{field} is {getattr(self, field)}; it must be at least 1.")
+    if self.dim % self.num_heads:
+      raise ValueError(f"num_heads is {self.num_heads}; it must divide dim, which is {self.dim}.")
+    if self.in_dim < self.out_dim:
+      raise ValueError(f"in_dim is {self.in_dim}; it must be at least out_dim ({self.out_dim}).")
+    if self.patch_size[0] != 1:
+      raise ValueError(f"patch_size is {self.patch_size}; its first entry must be 1.")
+    if self.remat not in ("none", "block", "dots"):
+      raise ValueError(f"remat is {self.remat!r}; use 'none', 'block' or 'dots'.")
+    if self.precision not in ("fp32", "mixed"):
+      raise ValueError(f"precision is {self.precision!r}; use 'fp32' or 'mixed'.")
+    if self.scan_unroll < 1:
+      raise ValueError(f"scan_unroll is {self.scan_unroll}; it must be at least 1.")
+
+  @property
+  def head_dim(self) -> int:
+    """Width of one head."""
+    return self.dim // self.num_heads
+
+  def tokens_per_frame(self, height: int, width: int) -> int:
+    """Tokens of one latent frame of `height` × `width`.
+
+    Raises:
+      ValueError: when the patch does not divide the frame.
+    """
+    rows, columns = self.patch_size[1:]
+    if height % rows or width % columns:
+      raise ValueError(
+        f"latent size is {height}x{width}; it must be a multiple of the patch {rows}x{columns}."
+      )
+    return (height // rows) * (width // columns)
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplerConfig:
+  """How a causal model is rolled out.
+
+  Attributes:
+    frames_per_chunk: latent frames that are denoised together.
+    window_frames: frames attended at most, counting sink and current chunk; None attends to all.
+    sink_frames: first frames that never leave the window.
+    cache_frames: frames the key-value cache holds (at least the window, or all frames where that is None).
+    cache_rule: "self_forcing" or "longlive"; they differ when the cache is larger than the window and in rewriting the
+      sink.
+    timestep_shift: shift of the flow-matching schedule.
+    denoising_steps: steps on the unshifted 1000-step grid, falling.
+    warp_steps: whether those are looked up in the shifted schedule (fractional timesteps) or used as they are.
+    latent_channels: channels of a latent.
+    latent_height: rows of a latent.
+    latent_width: columns of a latent.
+    max_frames: latent frames of a video by default.
+  """
+
+  frames_per_chunk: int = 3
+  window_frames: int | None = None
+  sink_frames: int = 0
+  cache_frames: int = 21
+  cache_rule: str = "self_forcing"
+  timestep_shift: float = 5.0
+  denoising_steps: tuple[int, ...] = (1000, 750, 500, 250)
+  warp_steps: bool = True
+  latent_channels: int = 16
+  latent_height: int = 60
+  latent_width: int = 104
+  max_frames: int = 21
+
+  def __post_init__(self):
+    """Refuses settings that cannot work together."""
+    if self.cache_rule not in ("self_forcing", "longlive"):
+      raise ValueError(f"cache_rule is {self.cache_rule!r}; use 'self_forcing' or 'longlive'.")
+    if self.frames_per_chunk < 1:
+      raise ValueError(f"frames_per_chunk is {self.frames_per_chunk}; it must be at least 1.")
+    if self.cache_frames < self.frames_per_chunk:
+      raise ValueError(
+        f"cache_frames is {self.cache_frames}; it must hold a chunk of {self.frames_per_chunk} frames."
+      )
+    if self.window_frames is not None:
+      if self.window_frames < self.frames_per_chunk:
+        raise ValueError(
+          f"window_frames is {self.window_frames}; it must hold a chunk of {self.frames_per_chunk} frames."
+        )
+      if self.cache_frames < self.window_frames:
+        raise ValueError(
+          f"cache_frames is {self.cache_frames}; it must be at least window_frames ({self.window_frames})."
+        )
+      if self.sink_frames + self.frames_per_chunk > self.window_frames:
+        raise ValueError(
+          f"sink_frames is {self.sink_frames}; with a chunk of {self.frames_per_chunk} frames it must fit in "
+          f"window_frames ({self.window_frames})."
+        )
+    if not 0 <= self.sink_frames <= self.cache_frames:
+      raise ValueError(f"sink_frames is {self.sink_frames}; it must be 0 to {self.cache_frames}.")
+    steps = self.denoising_steps
+    if not steps or any(a <= b for a, b in zip(steps, steps[1:], strict=False)):
+      raise ValueError(f"denoising_steps is {steps}; it must name falling steps.")
+    if not (steps[-1] >= 1 and steps[0] <= 1000):
+      raise ValueError(f"denoising_steps is {steps}; every step must be 1 to 1000.")
+
+  def tokens_per_frame(self, dit: DiTConfig) -> int:
+    """Tokens of one latent frame under `dit`'s patch."""
+    return dit.tokens_per_frame(self.latent_height, self.latent_width)
+
+
+_WAN_1_3B = DiTConfig("wan2.1-1.3b", 1536, 8960, 12, 30, remat="block")
+
+PRESETS: dict[str, tuple[DiTConfig, SamplerConfig]] = {
+  "wan2.1-1.3b": (_WAN_1_3B, SamplerConfig()),
+  "self-forcing": (dataclasses.replace(_WAN_1_3B, name="self-forcing"), SamplerConfig()),
+  "longlive-1.3b": (
+    dataclasses.replace(_WAN_1_3B, name="longlive-1.3b"),
+    SamplerConfig(
+      window_frames=12, sink_frames=3, cache_frames=12, cache_rule="longlive", max_frames=120
+    ),
+  ),
+  "wan2.1-14b": (DiTConfig("wan2.1-14b", 5120, 13824, 40, 40, remat="block"), SamplerConfig()),
+  "digits": (
+    DiTConfig(
+      "digits", 192, 768, 6, 6, in_dim=18, text_dim=64, text_len=12, rope_theta=100.0, scan_unroll=6
+    ),
+    SamplerConfig(latent_height=8, latent_width=8, cache_frames=9, max_frames=9),
+  ),
+}
+
+
+def preset(name: str) -> tuple[DiTConfig, SamplerConfig]:
+  """The model and sampler sizes of a named preset.
+
+  Raises:
+    ValueError: for an unknown name; the message lists the known ones.
+  """
+  if name not in PRESETS:
+    raise ValueError(f"preset is {name!r}; use one of {', '.join(sorted(PRESETS))}.")
+  return PRESETS[name]
