@@ -7,10 +7,13 @@ rewards (StageBreaker §4.2, eq. 7, generalised).
 """
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Literal, Protocol
 
 import numpy as np
 from jaxtyping import Array, Float
+
+from sbjax.separation.channels import ChannelFn
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +49,7 @@ class Objective(Protocol):
     unit: what carries one ratio: a candidate's denoising step, or the whole candidate.
     points: where the network is evaluated: at the stored trajectory's states, or at clean latents
       noised anew (`forward`).
+    functions: what computes each of `channels` and `statistics`, with this objective's settings.
     buffers: B, how many folded gradients a candidate keeps until its reward is known.
   """
 
@@ -55,6 +59,8 @@ class Objective(Protocol):
   def channels(self) -> tuple[str, ...]: ...
   @property
   def statistics(self) -> tuple[str, ...]: ...
+  @property
+  def functions(self) -> Mapping[str, ChannelFn]: ...
   @property
   def unit(self) -> Literal["step", "candidate"]: ...
   @property

@@ -1,0 +1,292 @@
+"""Rollout: a video's latents chunk by chunk, with everything that a replay needs recorded.
+
+Also turns a recorded trajectory back into replay points, so that rollout and replay evaluate the
+same network on the same inputs with one transition.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from sbjax.randomness import Purpose, draw_key
+from sbjax.separation.channels import ChannelFn, Point, Transition
+from sbjax.separation.policy import Cache, Conditioning, Params, Policy
+from sbjax.separation.replay import ReplayInputs
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+  """The denoising steps of the sampler.
+
+  Attributes:
+    timesteps: what the network sees, falling, [K].
+    sigmas: noise levels, falling, [K]; after the last step the latents are clean.
+  """
+
+  timesteps: Float[np.ndarray, " steps"]
+  sigmas: Float[np.ndarray, " steps"]
+
+  @property
+  def steps(self) -> int:
+    """K, network evaluations of a chunk."""
+    return len(self.sigmas)
+
+  @property
+  def stochastic(self) -> int:
+    """Steps that draw noise and so have a log-probability; the last step is deterministic."""
+    return self.steps - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Trajectory:
+  """One candidate's record, plain numpy, as it travels between workers.
+
+  Attributes:
+    x: latent states, chunk c's inputs of step k at [c, k], its clean latents at [c, K].
+    old_scores: the score of every stochastic step under the rollout's adapter, [C, K−1].
+    prompt_embeds: the prompt, before the network's text layers.
+    seed: names the stream of step noise.
+    seed_initial: names the stream of initial noise; differs from `seed` where it is shared.
+    version: the adapter that made it.
+    anchor: what the rollout's policy predicted at forward-process points, [C, K−1, ...], where an
+      objective needs it; empty otherwise, since a mean can be had again from the states.
+  """
+
+  x: Float[np.ndarray, "chunks states frames channels height width"]
+  old_scores: Float[np.ndarray, "chunks steps"]
+  prompt_embeds: Float[np.ndarray, "text_len text_dim"]
+  seed: int
+  seed_initial: int
+  version: str
+  anchor: Float[np.ndarray, "..."]
+
+  @property
+  def latents(self) -> Float[np.ndarray, "frames channels height width"]:
+    """The finished video's latents."""
+    clean = self.x[:, -1]
+    return clean.reshape(-1, *clean.shape[2:])
+
+
+@dataclasses.dataclass(frozen=True)
+class RolloutFunctions:
+  """The jitted pieces of a rollout.
+
+  Attributes:
+    generate_chunk: (adapter, frozen, cache, conditioning, chunk, start_frame, seed, seed_initial)
+      -> (states [K+1, ...], scores [K−1], anchor, cache with the finished chunk).
+    forward_noise: (clean, seed, chunk, step) -> forward-process input of one chunk and step.
+    init_cache: () -> cache.
+    schedule: the sampler's steps.
+    points: where the objective evaluates the network.
+    transition: how a step explores.
+  """
+
+  generate_chunk: Callable[..., tuple[Array, Array, Array, Cache]]
+  forward_noise: Callable[..., Array]
+  init_cache: Callable[[], Cache]
+  schedule: Schedule
+  points: Literal["trajectory", "forward"]
+  transition: Transition
+
+
+def make_rollout(
+  policy: Policy,
+  transition: Transition,
+  schedule: Schedule,
+  score: ChannelFn,
+  chunk_shape: tuple[int, int, int, int],
+  points: Literal["trajectory", "forward"] = "trajectory",
+) -> RolloutFunctions:
+  """Builds the jitted pieces.
+
+  Args:
+    policy: the video model.
+    transition: gives mean and standard deviation of a step; the same object replays use.
+    schedule: the sampler's steps.
+    score: the objective's score, recorded at each stochastic step.
+    chunk_shape: (frames, channels, height, width) of a chunk.
+    points: `forward` also records what the policy predicts at clean latents noised anew.
+  """
+  sigmas = np.asarray(schedule.sigmas, np.float32)
+  timesteps = np.asarray(schedule.timesteps, np.float32)
+  last = schedule.stochastic
+
+  def forward_noise(clean, seed, chunk, step):
+    """(1−σ)·clean + σ·noise with the candidate's own noise for this chunk and step."""
+    noise = jax.random.normal(
+      draw_key(seed, chunk, step, Purpose.FORWARD), chunk_shape, jnp.float32
+    )
+    sigma = jnp.asarray(sigmas)[step]
+    return (1.0 - sigma) * clean + sigma * noise
+
+  @jax.jit
+  def generate_chunk(
+    adapter, frozen, cache, conditioning, chunk, start_frame, seed, seed_initial
+  ):
+    def predict(x, k):
+      return policy.velocity(
+        adapter, frozen, x, jnp.asarray(timesteps)[k], conditioning, cache, start_frame
+      )
+
+    def stochastic_step(x, k):
+      velocity = predict(x, k)
+      sigma, sigma_next = jnp.asarray(sigmas)[k], jnp.asarray(sigmas)[k + 1]
+      mean, std = transition.step(x, velocity, sigma, sigma_next)
+      noise = jax.random.normal(
+        draw_key(seed, chunk, k, Purpose.STEP), chunk_shape, jnp.float32
+      )
+      following = mean + std * noise
+      point = Point(
+        x=x,
+        timestep=jnp.asarray(timesteps)[k],
+        sigma=sigma,
+        sigma_next=sigma_next,
+        target=following,
+        anchor=mean,
+        reference=jnp.zeros_like(x),
+      )
+      return following, (x, score(point, velocity, transition))
+
+    initial = jax.random.normal(
+      draw_key(seed_initial, chunk, 0, Purpose.INITIAL), chunk_shape, jnp.float32
+    )
+    x, (inputs, scores) = jax.lax.scan(stochastic_step, initial, jnp.arange(last))
+    clean = x - sigmas[last] * predict(x, last)
+    if points == "forward":
+      anchor = jax.lax.map(
+        lambda k: predict(forward_noise(clean, seed, chunk, k), k), jnp.arange(last)
+      )
+    else:
+      anchor = jnp.zeros((0,), jnp.float32)
+    states = jnp.concatenate([inputs, x[None], clean[None]])
+    after = policy.write_cache(adapter, frozen, clean, conditioning, cache, start_frame)
+    return states, scores, anchor, after
+
+  return RolloutFunctions(
+    generate_chunk,
+    jax.jit(forward_noise),
+    jax.jit(policy.init_cache),
+    schedule,
+    points,
+    transition,
+  )
+
+
+def generate(
+  functions: RolloutFunctions,
+  adapter: Params,
+  frozen: Params,
+  conditioning: Conditioning,
+  prompt_embeds: Float[np.ndarray, "text_len text_dim"],
+  *,
+  chunks: int,
+  frames_per_chunk: int,
+  seed: int,
+  seed_initial: int,
+  version: str,
+) -> Trajectory:
+  """Generates one candidate.
+
+  Args:
+    functions: the jitted pieces.
+    adapter: the rollout's adapter.
+    frozen: the network's other weights.
+    conditioning: the prompt after the network's text layers.
+    prompt_embeds: the prompt before them, recorded so that any worker can replay.
+    chunks: C, chunks of the video.
+    frames_per_chunk: latent frames of a chunk.
+    seed: stream of the step noise, below 2**32.
+    seed_initial: stream of the initial noise.
+    version: the adapter's version, recorded.
+  """
+  cache = functions.init_cache()
+  states, scores, anchors = [], [], []
+  for chunk in range(chunks):
+    x, s, anchor, cache = functions.generate_chunk(
+      adapter,
+      frozen,
+      cache,
+      conditioning,
+      jnp.asarray(chunk, jnp.int32),
+      jnp.asarray(chunk * frames_per_chunk, jnp.int32),
+      jnp.asarray(seed, jnp.uint32),
+      jnp.asarray(seed_initial, jnp.uint32),
+    )
+    states.append(x)
+    scores.append(s)
+    anchors.append(anchor)
+  return Trajectory(
+    x=np.stack([np.asarray(x) for x in states]),
+    old_scores=np.stack([np.asarray(s) for s in scores]),
+    prompt_embeds=np.asarray(prompt_embeds),
+    seed=seed,
+    seed_initial=seed_initial,
+    version=version,
+    anchor=np.stack([np.asarray(a) for a in anchors]),
+  )
+
+
+def replay_inputs(
+  functions: RolloutFunctions,
+  trajectory: Trajectory,
+  conditioning: Conditioning,
+  trained_steps: Sequence[int],
+  frames_per_chunk: int,
+  reference: Float[np.ndarray, "..."] | None = None,
+) -> ReplayInputs:
+  """Turns a recorded trajectory into replay points.
+
+  Args:
+    functions: the rollout's pieces; they give the schedule and the forward noise again.
+    trajectory: the record.
+    conditioning: the prompt after the network's text layers.
+    trained_steps: the denoising steps that are replayed, drawn before the rollout.
+    frames_per_chunk: latent frames of a chunk.
+    reference: what the initial adapter predicts, [C, trained steps, ...], where a channel reads it.
+  """
+  steps = np.asarray(trained_steps, np.int32)
+  sigmas = np.asarray(functions.schedule.sigmas, np.float32)
+  index = jnp.asarray(steps)
+  common: dict[str, Any] = {
+    "timestep": jnp.asarray(np.asarray(functions.schedule.timesteps, np.float32)[steps]),
+    "sigma": jnp.asarray(sigmas[steps]),
+    "sigma_next": jnp.asarray(sigmas[steps + 1]),
+  }
+  points = []
+  for chunk in range(trajectory.x.shape[0]):
+    states = trajectory.x[chunk]
+    seed = jnp.asarray(trajectory.seed, jnp.uint32)
+    where: Int[Array, ""] = jnp.asarray(chunk, jnp.int32)
+    if functions.points == "forward":
+      x = jnp.stack(
+        [functions.forward_noise(jnp.asarray(states[-1]), seed, where, k) for k in index]
+      )
+      target = jnp.broadcast_to(jnp.asarray(states[-1])[None], x.shape)
+      anchor = jnp.asarray(trajectory.anchor[chunk][steps])
+    else:
+      x, target = jnp.asarray(states[steps]), jnp.asarray(states[steps + 1])
+      anchor = _rollout_means(functions, target, seed, where, index, common)
+    other = jnp.zeros_like(x) if reference is None else jnp.asarray(reference[chunk])
+    points.append(Point(x=x, target=target, anchor=anchor, reference=other, **common))
+  clean = [jnp.asarray(trajectory.x[c, -1]) for c in range(trajectory.x.shape[0])]
+  return ReplayInputs(points, clean, conditioning, frames_per_chunk)
+
+
+def _rollout_means(functions, target, seed, chunk, steps, common):
+  """μ_old of each step: the next state less its noise, which its key gives again."""
+  means = []
+  for row, k in enumerate(steps):
+    noise = jax.random.normal(
+      draw_key(seed, chunk, k, Purpose.STEP), target.shape[1:], jnp.float32
+    )
+    # The injected std depends on the noise levels only, never on state or prediction.
+    _, std = functions.transition.step(
+      target[row], jnp.zeros_like(target[row]), common["sigma"][row], common["sigma_next"][row]
+    )
+    means.append(target[row] - std * noise)
+  return jnp.stack(means)
