@@ -212,8 +212,8 @@ class X0Score:
   """KVPO's surrogate log-probability: minus half the squared error of the clean prediction.
 
   The stored clean prediction is recovered from the stored mean: every transition's mean is affine
-  in the velocity with one scalar slope, so a difference of means is a difference of clean predictions
-  up to that slope.
+  in the velocity with one scalar slope, so a difference of means is a difference of clean
+  predictions up to that slope.
 
   Attributes:
     sigma_floor: the error is divided by max(sigma, sigma_floor); 1 leaves the plain error.

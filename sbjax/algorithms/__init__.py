@@ -1,0 +1,1 @@
+"""Algorithms: transitions, advantages, step subsets and objectives, as pure functions."""
