@@ -1,0 +1,300 @@
+"""Which settings can work together: every refusal before anything compiles.
+
+Each function looks at one thing and raises a `ValueError` of one sentence that names the field, its
+value and what would do. The cheap ones come first.
+"""
+
+import math
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from models.wan import presets
+from sbjax.settings import Settings
+
+# Worlds that ship with their weights, prompts and judge.
+WORLDS = ("digits",)
+WORLD_COMPONENTS = ("digit", "colour", "motion")
+
+# The Wan2.1 video autoencoder turns the first frame into one latent frame and every further four
+# frames into another.
+FRAMES_PER_LATENT = 4
+# Rotary tables hold this many latent frames.
+MAX_LATENT_FRAMES = 1024
+
+# On CPUs a device is a worker's share of the cores. More workers than cores are useful for tests;
+# far more only wait for each other and fill the memory.
+CPU_DEVICES_PER_CORE = 4
+
+_TRAIN_STEPS = re.compile(r"all|fraction:(?P<fraction>[0-9.eE+-]+)|window:(?P<window>[0-9]+)")
+
+
+def check(settings: Settings) -> None:
+  """Refuses settings that cannot work together.
+
+  Raises:
+    ValueError: one sentence with the field, its value and what would do.
+  """
+  for look in CHECKS:
+    look(settings)
+
+
+def model(settings: Settings) -> None:
+  """The model is known, and its weights are there."""
+  name, checkpoint = settings.model.name, settings.model.checkpoint
+  if name not in presets.PRESETS:
+    known = ", ".join(repr(known) for known in presets.PRESETS)
+    raise ValueError(f"model.name is {name!r}; use one of {known}.")
+  if not checkpoint and name not in WORLDS:
+    raise ValueError(
+      f"model.checkpoint is empty; {name!r} needs a folder of weights, only the embedded "
+      f"{', '.join(map(repr, WORLDS))} ships its own."
+    )
+  if checkpoint and not Path(checkpoint).is_dir():
+    raise ValueError(f"model.checkpoint is {checkpoint!r}; it must be a folder of weights.")
+
+
+def frames(settings: Settings) -> None:
+  """The video is a whole number of chunks."""
+  asked = settings.model.frames
+  _, sampler = presets.preset(settings.model.name)
+  per_chunk = FRAMES_PER_LATENT * sampler.frames_per_chunk
+  # n chunks hold n·per_chunk latent-frame strides, and the first latent frame is a single frame.
+  missing = FRAMES_PER_LATENT - 1
+  if (asked + missing) % per_chunk:
+    below = (asked + missing) // per_chunk * per_chunk - missing
+    nearest = [n for n in (below, below + per_chunk) if n > 0]
+    raise ValueError(
+      f"model.frames is {asked}; a video of n chunks has {per_chunk}n − {missing} frames, so "
+      f"{' or '.join(map(str, nearest))} would do."
+    )
+  latent = (asked + missing) // FRAMES_PER_LATENT
+  if latent > MAX_LATENT_FRAMES:
+    most = MAX_LATENT_FRAMES // sampler.frames_per_chunk * per_chunk - missing
+    raise ValueError(f"model.frames is {asked}; at most {most} frames have a position.")
+  chunks = latent // sampler.frames_per_chunk
+  if settings.runtime.chunk_blocks > chunks:
+    raise ValueError(
+      f"runtime.chunk_blocks is {settings.runtime.chunk_blocks}; {asked} frames are {chunks} "
+      f"chunks, so use at most {chunks}."
+    )
+
+
+def groups(settings: Settings) -> None:
+  """Groups fit mini-batches, and best-of-N fits groups."""
+  rollout, algorithm = settings.rollout, settings.algorithm
+  prompts, size, parts = rollout.prompts_per_step, rollout.group_size, algorithm.minibatches
+  if algorithm.minibatch_order == "group_major" and prompts % parts:
+    divisors = [n for n in range(1, prompts + 1) if prompts % n == 0]
+    raise ValueError(
+      f"algorithm.minibatches is {parts}; rollout.prompts_per_step is {prompts} and groups must "
+      f"not straddle mini-batches, so use {_either(divisors)}."
+    )
+  if settings.candidates % parts:
+    divisors = [n for n in range(1, settings.candidates + 1) if settings.candidates % n == 0]
+    raise ValueError(
+      f"algorithm.minibatches is {parts}; it must divide the {settings.candidates} candidates of a "
+      f"step, so use {_either(divisors)}."
+    )
+  if size < 2:
+    raise ValueError(
+      f"rollout.group_size is {size}; a group is compared within itself, so use at least 2."
+    )
+  if rollout.best_of and (rollout.best_of % 2 or rollout.best_of > size):
+    raise ValueError(
+      f"rollout.best_of is {rollout.best_of}; it must be even and at most rollout.group_size "
+      f"({size}), or 0 to train on all."
+    )
+
+
+def transition(settings: Settings) -> None:
+  """The way of exploring suits the model and its noise level."""
+  rollout = settings.rollout
+  name, level = rollout.transition, rollout.noise_level
+  if name == "ddim":
+    raise ValueError(
+      f"rollout.transition is 'ddim', which needs a model that predicts noise; "
+      f"{settings.model.name!r} predicts a velocity, so use 'renoise', 'dance_sde', 'sde' or 'cps'."
+    )
+  if name == "renoise" and level != 1.0:
+    raise ValueError(
+      f"rollout.noise_level is {level}; 'renoise' has no noise level, so leave it at 1.0 or use "
+      "rollout.transition 'cps' or 'dance_sde'."
+    )
+  if name == "cps" and level > 1.0:
+    raise ValueError(f"rollout.noise_level is {level}; 'cps' takes values above 0 and at most 1.")
+  _, sampler = presets.preset(settings.model.name)
+  # The last step goes to sigma 0 and draws nothing.
+  stochastic = len(sampler.denoising_steps) - 1
+  text = settings.algorithm.train_steps
+  match = _TRAIN_STEPS.fullmatch(text)
+  if not match:
+    raise ValueError(f"algorithm.train_steps is {text!r}; use 'all', 'fraction:0.5' or 'window:2'.")
+  if match["window"] is not None and not 1 <= int(match["window"]) <= stochastic:
+    raise ValueError(
+      f"algorithm.train_steps is {text!r}; {settings.model.name!r} has {stochastic} stochastic "
+      f"steps, so use a window of 1 to {stochastic}."
+    )
+  if match["fraction"] is not None:
+    fraction = _number(match["fraction"])
+    if fraction is None or not 0.0 < fraction <= 1.0 or int(stochastic * fraction) < 1:
+      raise ValueError(
+        f"algorithm.train_steps is {text!r}; of {stochastic} stochastic steps at least one must "
+        f"remain, so use a fraction from {math.ceil(1000 / stochastic) / 1000} to 1."
+      )
+
+
+def algorithm(settings: Settings) -> None:
+  """Clip ranges, dual clip and the objective's needs."""
+  algo, name = settings.algorithm, settings.algorithm.name
+  if algo.dual_clip and algo.dual_clip <= 1.0 + algo.clip_high:
+    raise ValueError(
+      f"algorithm.dual_clip is {algo.dual_clip}; it bounds the ratio from above, so use a value "
+      f"above 1 + algorithm.clip_high ({1.0 + algo.clip_high}), such as 3, or 0 for none."
+    )
+  if name == "grpo_guard" and settings.rollout.transition != "sde":
+    raise ValueError(
+      f"rollout.transition is {settings.rollout.transition!r}; algorithm 'grpo_guard' is derived "
+      "for 'sde', so use that."
+    )
+
+
+def advantage(settings: Settings) -> None:
+  """Rewards can be combined as asked."""
+  combine, name = settings.advantage.combine, settings.algorithm.name
+  one_column = ("diffusion_nft", "kvpo", "flow_dppo")
+  if combine == "separate_loss" and name in one_column:
+    raise ValueError(
+      f"advantage.combine is 'separate_loss'; algorithm {name!r} takes one advantage a candidate, "
+      "so use 'adv_sum', 'raw_sum' or 'gdpo'."
+    )
+  if combine == "separate_loss" and min(settings.reward.weights, default=0.0) < 0.0:
+    raise ValueError(
+      f"reward.weights is {settings.reward.weights!r}; advantage.combine 'separate_loss' weighs "
+      "losses, so use weights of at least 0."
+    )
+  if settings.advantage.baseline == "anchor" and name != "kvpo":
+    raise ValueError(
+      "advantage.baseline is 'anchor'; only algorithm 'kvpo' generates an anchor, so use "
+      "'group_mean'."
+    )
+
+
+def reward(settings: Settings) -> None:
+  """Components and weights go together, and a user's function can be called."""
+  r = settings.reward
+  if len(r.components) != len(r.weights) or not r.components:
+    raise ValueError(
+      f"reward.weights is {r.weights!r}; it must have one weight for each of the "
+      f"{len(r.components)} components {r.components!r}, at least one."
+    )
+  if len(set(r.components)) != len(r.components):
+    raise ValueError(f"reward.components is {r.components!r}; name each component once.")
+  if not any(r.weights):
+    raise ValueError(f"reward.weights is {r.weights!r}; at least one weight must not be 0.")
+  if r.name == "world":
+    if settings.model.name not in WORLDS:
+      raise ValueError(
+        f"reward.name is 'world'; model {settings.model.name!r} is not an embedded world, so use "
+        "'function'."
+      )
+    unknown = [name for name in r.components if name not in WORLD_COMPONENTS]
+    if unknown:
+      raise ValueError(
+        f"reward.components has {unknown[0]!r}; the world's judge gives "
+        f"{', '.join(map(repr, WORLD_COMPONENTS))}."
+      )
+    if r.function:
+      raise ValueError(
+        f"reward.function is {r.function!r} but reward.name is 'world'; set reward.name to "
+        "'function' to use it."
+      )
+
+
+def optimizer(settings: Settings) -> None:
+  """The mean of evaluated videos needs distinct seeds."""
+  seeds = settings.eval.seeds
+  if settings.eval.every and (not seeds or len(set(seeds)) != len(seeds)):
+    raise ValueError(f"eval.seeds is {seeds!r}; name at least one seed, each once.")
+  if settings.report.samples_every and settings.report.samples > settings.candidates:
+    raise ValueError(
+      f"report.samples is {settings.report.samples}; a step makes {settings.candidates} videos, "
+      "so use at most that."
+    )
+
+
+def devices(settings: Settings) -> None:
+  """There are as many devices as the workers ask for."""
+  r = settings.runtime
+  if r.mesh[0] * r.mesh[1] != r.devices_per_worker:
+    raise ValueError(
+      f"runtime.mesh is {r.mesh!r}; its product must be runtime.devices_per_worker "
+      f"({r.devices_per_worker})."
+    )
+  workers = 1 if r.executor == "inline" else r.actor_workers + r.reward_workers
+  enough(workers, r.devices_per_worker, *machine_devices())
+
+
+def enough(workers: int, devices_per_worker: int, kind: str, available: int) -> None:
+  """Refuses more devices than there are.
+
+  Args:
+    workers: worker processes.
+    devices_per_worker: devices that each of them owns.
+    kind: `gpu` or `core`, what a device is on this machine.
+    available: how many of them there are.
+
+  Raises:
+    ValueError: where they do not suffice.
+  """
+  asked = workers * devices_per_worker
+  most = available if kind == "gpu" else available * CPU_DEVICES_PER_CORE
+  if asked > most:
+    has = (
+      f"{available} GPUs" if kind == "gpu" else f"{available} CPU cores, good for {most} devices"
+    )
+    raise ValueError(
+      f"runtime.actor_workers, reward_workers and devices_per_worker ask for {workers} × "
+      f"{devices_per_worker} = {asked} devices; there are {has}, so ask for fewer."
+    )
+
+
+def machine_devices() -> tuple[str, int]:
+  """Counts this machine's devices without JAX: (`gpu`, n), or (`core`, n) where there is no GPU."""
+  visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+  present = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+  if visible is not None:
+    named = [part for part in visible.split(",") if part.strip() and part.strip() != "-1"]
+    present = min(present, len(named))
+  if present and os.environ.get("JAX_PLATFORMS", "") != "cpu":
+    return "gpu", present
+  return "core", len(os.sched_getaffinity(0))
+
+
+def _either(numbers: list[int]) -> str:
+  return (
+    str(numbers[0])
+    if len(numbers) == 1
+    else f"{', '.join(map(str, numbers[:-1]))} or {numbers[-1]}"
+  )
+
+
+def _number(text: str) -> float | None:
+  try:
+    return float(text)
+  except ValueError:
+    return None
+
+
+CHECKS: tuple[Callable[[Settings], None], ...] = (
+  model,
+  frames,
+  groups,
+  transition,
+  algorithm,
+  advantage,
+  reward,
+  optimizer,
+  devices,
+)

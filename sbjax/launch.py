@@ -1,0 +1,109 @@
+"""The command that trains.
+
+    python -m sbjax.launch --config=configs/quickstart.py --workdir=runs/quickstart
+
+Any field of the config is overridden as `--config.FIELD=VALUE`. Everything that a run writes goes
+under `--workdir`.
+
+Exit codes: 0 the run is complete; 1 the run failed; 2 the command, config or workdir cannot work,
+with one sentence on stderr; 130 after SIGINT (Ctrl-C) and 143 after SIGTERM, once a checkpoint is
+written and all workers have ended. A second signal ends the process at once.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from types import FrameType
+
+from sbjax import config as config_lib
+from sbjax.settings import Settings
+
+EXIT_DONE = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+
+FLAGS = {"workdir": "folder for everything that the run writes"}
+
+
+class Stopped(BaseException):
+  """A signal asked the run to end; not an `Exception`, so that no handler for those swallows it."""
+
+  def __init__(self, signum: int):
+    super().__init__(f"received {signal.Signals(signum).name}")
+    self.signum = signum
+
+  @property
+  def exit_code(self) -> int:
+    """The shell's code for a process that this signal ended."""
+    return 128 + self.signum
+
+
+def main(argv: Sequence[str]) -> int:
+  """Runs the command.
+
+  Args:
+    argv: program name and arguments.
+
+  Returns:
+    the exit code; see the module's docstring.
+  """
+  if {"--help", "-h", "-help"} & set(argv[1:]):
+    print(__doc__)
+    return EXIT_DONE
+  try:
+    command = config_lib.parse(argv, FLAGS)
+    workdir = command.values["workdir"]
+    if not workdir:
+      raise ValueError("--workdir is missing; name a folder for the run, such as runs/quickstart.")
+    settings = config_lib.validate(command.config)
+  except ValueError as error:
+    return refuse(error)
+  prepare_environment(settings)
+  return run(settings, workdir)
+
+
+def run(settings: Settings, workdir: str) -> int:
+  """Trains under signal handlers that let the run write its checkpoint first."""
+  # The import starts JAX, which the environment must precede; a refusal above never waits for it.
+  from sbjax import train
+
+  handlers = {s: signal.signal(s, _stop) for s in (signal.SIGINT, signal.SIGTERM)}
+  try:
+    return train.train(settings, workdir)
+  except Stopped as stopped:
+    return stopped.exit_code
+  except ValueError as error:
+    return refuse(error)
+  finally:
+    for signum, handler in handlers.items():
+      signal.signal(signum, handler)
+
+
+def refuse(error: ValueError) -> int:
+  """Prints a user's mistake as one sentence and gives its exit code."""
+  print(f"sbjax: {error}", file=sys.stderr, flush=True)
+  return EXIT_USAGE
+
+
+def prepare_environment(settings: Settings) -> None:
+  """Sets what JAX and Ray read when they are imported."""
+  # A driver that owned an accelerator would take its memory from the worker; in the inline executor
+  # driver and worker are one process.
+  if settings.runtime.executor == "ray":
+    os.environ["JAX_PLATFORMS"] = "cpu"
+  os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+  os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+  os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+
+
+def _stop(signum: int, frame: FrameType | None) -> None:
+  del frame
+  # A user who asks twice does not want to wait for the checkpoint.
+  signal.signal(signal.SIGINT, signal.SIG_DFL)
+  signal.signal(signal.SIGTERM, signal.SIG_DFL)
+  raise Stopped(signum)
+
+
+if __name__ == "__main__":
+  sys.exit(main(sys.argv))
