@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from models.wan import presets
+from sbjax import prompts as prompts_lib
 from sbjax.settings import Settings
 
 # Worlds that ship with their weights, prompts and judge.
@@ -212,8 +213,13 @@ def reward(settings: Settings) -> None:
       )
 
 
-def optimizer(settings: Settings) -> None:
-  """The mean of evaluated videos needs distinct seeds."""
+def prompts(settings: Settings) -> None:
+  """The prompts can be read, and the model and its judge can use them."""
+  prompts_lib.from_settings(settings)
+
+
+def evaluation(settings: Settings) -> None:
+  """Evaluated videos have distinct seeds, and samples exist."""
   seeds = settings.eval.seeds
   if settings.eval.every and (not seeds or len(set(seeds)) != len(seeds)):
     raise ValueError(f"eval.seeds is {seeds!r}; name at least one seed, each once.")
@@ -295,6 +301,7 @@ CHECKS: tuple[Callable[[Settings], None], ...] = (
   algorithm,
   advantage,
   reward,
-  optimizer,
+  evaluation,
   devices,
+  prompts,
 )
