@@ -1,7 +1,8 @@
 """The one attention entry point: softmax over several key sets at once, heads before time.
 
-A causal video model attends to the cached past and to the present chunk. Keeping these as separate *parts* instead of
-one concatenated sequence costs nothing in the forward pass and spares the backward pass the gradients of the past.
+A causal video model attends to the cached past and to the present chunk. Keeping these as separate
+*parts* instead of one concatenated sequence costs nothing in the forward pass and spares the
+backward pass the gradients of the past.
 """
 
 from typing import NamedTuple
@@ -15,10 +16,11 @@ class KeySet(NamedTuple):
   """Keys and values that queries attend to.
 
   Attributes:
-    k: `[batch, heads, keys, dim]` when all query groups share them, `[batch, heads, groups, keys, dim]` when each group
-      has its own.
+    k: `[batch, heads, keys, dim]` when all query groups share them, `[batch, heads, groups, keys,
+      dim]` when each group has its own.
     v: as `k`.
-    bias: `[keys]` float32, added to the scores (0 or -inf: a validity mask), or None where every key counts.
+    bias: `[keys]` float32, added to the scores (0 or -inf: a validity mask), or None where every
+      key counts.
   """
 
   k: Float[Array, "..."]
@@ -57,3 +59,17 @@ def _scores(q: Array, part: KeySet) -> Array:
 def _mix(weights: Array, part: KeySet) -> Array:
   spec = "bhgts,bhsd->bhgtd" if part.v.ndim == 4 else "bhgts,bhgsd->bhgtd"
   return jnp.einsum(spec, weights, part.v.astype(weights.dtype), preferred_element_type=jnp.float32)
+
+
+def head_major(
+  x: Float[Array, "batch time heads dim"],
+) -> Float[Array, "batch heads time dim"]:
+  """Puts heads before time."""
+  return x.transpose(0, 2, 1, 3)
+
+
+def merge_heads(
+  x: Float[Array, "batch heads time dim"],
+) -> Float[Array, "batch time heads*dim"]:
+  """Puts time back before heads and joins the heads."""
+  return x.transpose(0, 2, 1, 3).reshape(x.shape[0], x.shape[2], -1)

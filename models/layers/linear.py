@@ -1,4 +1,6 @@
-"""Linear maps: their parameters as an NNX module, their application as a pure function with an optional LoRA."""
+"""Linear maps: their parameters as an NNX module, their application as a pure function with an
+optional LoRA.
+"""
 
 from collections.abc import Callable, Mapping
 
@@ -11,7 +13,9 @@ Initializer = Callable[..., Array]
 
 
 class Linear(nnx.Module):
-  """Parameters of `y = x W + b`: kernel `[in, out]` and bias `[out]`, both with a leading layer axis when stacked."""
+  """Parameters of `y = x W + b`: kernel `[in, out]` and bias `[out]`, both with a leading layer
+  axis when stacked.
+  """
 
   def __init__(
     self,
@@ -20,10 +24,13 @@ class Linear(nnx.Module):
     *,
     rngs: nnx.Rngs,
     layers: int | None = None,
-    kernel_init: Initializer = nnx.initializers.xavier_uniform(),
+    kernel_init: Initializer | None = None,
     param_dtype: jnp.dtype = jnp.float32,  # type: ignore[assignment]
   ):
-    """Draws the kernel (each layer on its own, so that the fan is that of one layer) and zeroes the bias."""
+    """Draws the kernel, Xavier-uniform by default (each layer on its own, so that the fan is that of one layer) and zeroes the
+    bias.
+    """
+    kernel_init = kernel_init or nnx.initializers.xavier_uniform()
     shape = (in_dim, out_dim)
     if layers is None:
       kernel = kernel_init(rngs.params(), shape, param_dtype)
@@ -43,7 +50,8 @@ def linear(
   lora: Mapping[str, Float[Array, "..."]] | None = None,
   lora_scale: float = 1.0,
 ) -> Float[Array, "*batch out"]:
-  """`x W + b`, plus `lora_scale · (x A) B` where an adapter `{"a": [in, r], "b": [r, out]}` is given.
+  """`x W + b`, plus `lora_scale · (x A) B` where an adapter `{"a": [in, r], "b": [r, out]}` is
+  given.
 
   Parameters are cast to the type of `x`, so a model computes in the type of its activations.
   """

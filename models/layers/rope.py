@@ -1,6 +1,7 @@
 """Rotary positions on three axes (frame, row, column), with interleaved pairs, as Wan2.1 uses them.
 
-The tables are made on the host in float64 and kept in float32: the angle error stays below 4.1e-5 rad at position 1023.
+The tables are made on the host in float64 and kept in float32: the angle error stays below 4.1e-5
+  rad at position 1023.
 """
 
 import functools
@@ -15,7 +16,8 @@ MAX_POSITIONS = 1024
 def axis_pairs(head_dim: int) -> tuple[int, int, int]:
   """Complex pairs per axis (frame, row, column) of a head `head_dim` real numbers wide.
 
-  Rows and columns take `2·(head_dim // 6)` real numbers each and frames the rest (128 → 22, 21, 21 pairs).
+  Rows and columns take `2·(head_dim // 6)` real numbers each and frames the rest (128 → 22, 21, 21
+  pairs).
 
   Raises:
     ValueError: when `head_dim` is odd or below 6.
@@ -36,10 +38,12 @@ def _angles(pairs: int, theta: float) -> np.ndarray:
 def rope_tables(
   frames: Int[Array, " frames"], height: int, width: int, head_dim: int, theta: float
 ) -> tuple[Float[Array, "tokens head_dim"], Float[Array, "tokens head_dim"]]:
-  """Cosine and signed sine of each token of `frames` × `height` × `width` patches, each pair's value written twice.
+  """Cosine and signed sine of each token of `frames` × `height` × `width` patches, each pair's
+  value written twice.
 
-  `frames` are absolute frame indices and may be traced. A traced index past the table gives NaN instead of a wrong
-  position; a caller that knows the index before tracing refuses it by name (see `check_frames`).
+  `frames` are absolute frame indices and may be traced. A traced index past the table gives NaN
+  instead of a wrong position; a caller that knows the index before tracing refuses it by name (see
+  `check_frames`).
   """
   angles = [_angles(n, theta) for n in axis_pairs(head_dim)]
   rows, columns = (np.arange(n, dtype=np.int32) for n in (height, width))
@@ -70,7 +74,7 @@ def check_frames(frames: int) -> None:
   """
   if frames > MAX_POSITIONS:
     raise ValueError(
-      f"frames is {frames}; absolute rotary positions end at {MAX_POSITIONS}, so use at most that many."
+      f"frames is {frames}; rotary positions end at {MAX_POSITIONS}, so use at most that many."
     )
 
 

@@ -1,15 +1,17 @@
-"""The key-value cache as a value: which slots a chunk attends to, and what the cache holds after it.
+"""The key-value cache as a value: which slots a chunk attends to, and what the cache holds after
+it.
 
-Two published rules are implemented. They agree while the cache is exactly as long as the window; they differ when it is
-longer, and when a chunk is written again.
+Two published rules are implemented. They agree while the cache is exactly as long as the window;
+they differ when it is longer, and when a chunk is written again.
 
-* Self-Forcing: a new chunk that does not fit rolls the slots behind the sink to the left; a repeated chunk overwrites its
-  own slots; the last `window` slots are attended.
-* LongLive-1.3B: the same roll; a repeated chunk never overwrites the sink and leaves the indices alone; the sink is
-  attended always, and of the rest the last `window − sink` slots.
+* Self-Forcing: a new chunk that does not fit rolls the slots behind the sink to the left; a
+  repeated chunk overwrites its own slots; the last `window` slots are attended.
+* LongLive-1.3B: the same roll; a repeated chunk never overwrites the sink and leaves the indices
+  alone; the sink is attended always, and of the rest the last `window − sink` slots.
 
-The cache is never rolled before attention: keys carry their absolute rotary position, so the order of slots does not
-matter to a softmax, and an evicted slot is simply masked. The roll happens once, when the chunk is written.
+The cache is never rolled before attention: keys carry their absolute rotary position, so the order
+  of slots does not matter to a softmax, and an evicted slot is simply masked. The roll happens
+  once, when the chunk is written.
 """
 
 import dataclasses
@@ -100,8 +102,8 @@ def plan_slots(
 ) -> SlotPlan:
   """Slots that a chunk of `tokens` starting at `start_frame` attends to and writes.
 
-  `start_frame` may be traced. `rewrite_sink` lets a repeated chunk overwrite the sink under LongLive's rule (its prompt
-  switch with a sink that is not kept).
+  `start_frame` may be traced. `rewrite_sink` lets a repeated chunk overwrite the sink under
+  LongLive's rule (its prompt switch with a sink that is not kept).
 
   Raises:
     ValueError: when the chunk is larger than the cache.
@@ -157,7 +159,7 @@ def write_slots(
   k: Float[Array, "layers batch heads tokens head_dim"],
   v: Float[Array, "layers batch heads tokens head_dim"],
 ) -> KVCache:
-  """The cache after the chunk: rolled where the plan says so, its keys and values written, its indices moved."""
+  """The cache after the chunk: rolled, its keys and values written, its indices moved."""
   slots, tokens = cache.k.shape[3], k.shape[3]
   slot = jnp.arange(slots, dtype=jnp.int32)
   written = (slot >= plan.write_low) & (slot < plan.write_high)

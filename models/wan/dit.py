@@ -1,89 +1,35 @@
-"""Wan2.1's diffusion transformer in its causal form: chunks of frames, a key-value cache, per-frame timesteps.
+"""Wan2.1's diffusion transformer in its causal form: chunks of frames, a key-value cache.
 
-One block function serves three callers: denoising with a cache (`__call__`), the clean pass that fills the cache
-(`write_cache`) and the cache-free forward over a whole clip (`teacher_forcing`). They differ only in the keys that a
-query group attends to.
+One block function serves three callers: denoising with a cache (`__call__`), the clean pass that
+fills the cache (`write_cache`) and the cache-free forward over a whole clip (`teacher_forcing`).
+They differ only in the keys that a query group attends to.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from models.layers.attention import KeySet, attention
+from models.layers.attention import KeySet, attention, merge_heads
 from models.layers.linear import Linear, linear
-from models.layers.norms import layer_norm, rms_norm
-from models.layers.rope import apply_rope, check_frames, rope_tables
-from models.wan.cache import KVCache, plan_slots, write_slots
+from models.layers.norms import layer_norm
+from models.layers.rope import check_frames, rope_tables
+from models.wan.block import Block, BlockParams, Lora, Rotary, Tree, modulation_init
+from models.wan.cache import KVCache, SlotPlan, plan_slots, write_slots
 from models.wan.presets import DiTConfig
+from models.wan.teacher_forcing import TeacherForcingMixer
 from models.wan.time_embedding import timestep_sinusoid
-
-Lora = Mapping[str, Mapping[str, Array]]
-Tree = Mapping[str, Any]
-
-
-class Rotary(NamedTuple):
-  """Cosine and signed sine per token, `[tokens, head_dim]` each."""
-
-  cos: Array
-  sin: Array
-
-
-# From roped queries `[batch, tokens, heads, dim]` and the chunk's own head-major keys and values to mixed values
-# `[batch, tokens, heads * dim]`.
-Mixer = Callable[[Array, Array, Array], Array]
-
-
-class _Norm(nnx.Module):
-  def __init__(self, layers: int, dim: int, param_dtype: Any, *, bias: bool = False):
-    self.scale = nnx.Param(jnp.ones((layers, dim), param_dtype))
-    if bias:
-      self.bias = nnx.Param(jnp.zeros((layers, dim), param_dtype))
-
-
-class _Attention(nnx.Module):
-  def __init__(self, cfg: DiTConfig, rngs: nnx.Rngs, param_dtype: Any):
-    for name in ("q", "k", "v", "o"):
-      projection = Linear(
-        cfg.dim, cfg.dim, rngs=rngs, layers=cfg.num_layers, param_dtype=param_dtype
-      )
-      setattr(self, name, projection)
-    self.norm_q = _Norm(cfg.num_layers, cfg.dim, param_dtype)
-    self.norm_k = _Norm(cfg.num_layers, cfg.dim, param_dtype)
-
-
-class _FeedForward(nnx.Module):
-  def __init__(self, cfg: DiTConfig, rngs: nnx.Rngs, param_dtype: Any):
-    layers = cfg.num_layers
-    self.up = Linear(cfg.dim, cfg.ffn_dim, rngs=rngs, layers=layers, param_dtype=param_dtype)
-    self.down = Linear(cfg.ffn_dim, cfg.dim, rngs=rngs, layers=layers, param_dtype=param_dtype)
-
-
-class _Blocks(nnx.Module):
-  """The parameters of all blocks, stacked on a leading layer axis."""
-
-  def __init__(self, cfg: DiTConfig, rngs: nnx.Rngs, param_dtype: Any):
-    self.modulation = nnx.Param(_modulation_init(rngs, (cfg.num_layers, 6, cfg.dim), param_dtype))
-    self.self_attn = _Attention(cfg, rngs, param_dtype)
-    self.norm3 = _Norm(cfg.num_layers, cfg.dim, param_dtype, bias=True)
-    self.cross_attn = _Attention(cfg, rngs, param_dtype)
-    self.ffn = _FeedForward(cfg, rngs, param_dtype)
-
-
-def _modulation_init(rngs: nnx.Rngs, shape: tuple[int, ...], param_dtype: Any) -> Array:
-  return jax.random.normal(rngs.params(), shape, param_dtype) * jnp.asarray(
-    shape[-1] ** -0.5, param_dtype
-  )
 
 
 class CausalWanDiT(nnx.Module):
   """A Wan2.1 transformer that predicts flow (velocity) for a chunk of latent frames.
 
-  Latents are `[batch, frames, channels, height, width]`; timesteps are on the 0-1000 scale, one per latent frame, and may
-  be fractional. Parameters carry the official names (`blocks.self_attn.q` and so on), stacked over blocks.
+  Latents are `[batch, frames, channels, height, width]`; timesteps are on the 0-1000 scale, one per
+  latent frame, and may be fractional. Parameters carry the official names (`blocks.self_attn.q` and
+  so on), stacked over blocks.
   """
 
   def __init__(self, cfg: DiTConfig, *, rngs: nnx.Rngs, param_dtype: Any = jnp.float32):
@@ -101,14 +47,15 @@ class CausalWanDiT(nnx.Module):
     self.time_in = dense(cfg.freq_dim, cfg.dim, kernel_init=small)
     self.time_out = dense(cfg.dim, cfg.dim, kernel_init=small)
     self.time_projection = dense(cfg.dim, 6 * cfg.dim)
-    self.blocks = _Blocks(cfg, rngs, param_dtype)
-    self.head_modulation = nnx.Param(_modulation_init(rngs, (2, cfg.dim), param_dtype))
+    self.blocks = BlockParams(cfg, rngs, param_dtype)
+    self.head_modulation = nnx.Param(modulation_init(rngs, (2, cfg.dim), param_dtype))
     self.head = dense(cfg.dim, cfg.out_dim * patch, kernel_init=nnx.initializers.zeros_init())
 
   def embed_text(
     self, prompt_embeds: Float[Array, "batch text_len text_dim"]
   ) -> Float[Array, "batch text_len dim"]:
-    """The text MLP. All rows count: the zero rows past a prompt become non-zero through the biases, as in Wan2.1.
+    """The text MLP. All rows count: the zero rows past a prompt become non-zero through the biases,
+    as in Wan2.1.
 
     Raises:
       ValueError: when the embedding has another shape than the configuration says.
@@ -116,7 +63,7 @@ class CausalWanDiT(nnx.Module):
     expected = (self.cfg.text_len, self.cfg.text_dim)
     if prompt_embeds.shape[1:] != expected:
       raise ValueError(
-        f"prompt_embeds has rows and width {prompt_embeds.shape[1:]}; {self.cfg.name} needs {expected}."
+        f"prompt_embeds is {prompt_embeds.shape[1:]} per video; {self.cfg.name} needs {expected}."
       )
     hidden = jax.nn.gelu(_dense(self.text_in, prompt_embeds.astype(jnp.float32)), approximate=True)
     return _dense(self.text_out, hidden)
@@ -132,10 +79,12 @@ class CausalWanDiT(nnx.Module):
     lora: Lora | None = None,
     lora_scale: float = 1.0,
   ) -> tuple[Float[Array, "batch frames out_dim height width"], KVCache]:
-    """Flow of one chunk, and the cache with this chunk's keys and values in it (a value: keep it or drop it).
+    """Flow of one chunk, and the cache with this chunk's keys and values in it (a value: keep it or
+    drop it).
 
     Args:
-      x: latents of the chunk, with conditioning channels after the latent ones where `in_dim > out_dim`.
+      x: latents of the chunk, with conditioning channels after the latent ones where `in_dim >
+        out_dim`.
       timestep: per frame, 0 to 1000.
       context: what `embed_text` gave.
       cache: the past.
@@ -144,7 +93,8 @@ class CausalWanDiT(nnx.Module):
       lora_scale: alpha / rank.
 
     Raises:
-      ValueError: when shapes do not fit, or a static `start_frame` runs past the rotary table or a global cache.
+      ValueError: when shapes do not fit, or a static `start_frame` runs past the rotary table or a
+        global cache.
     """
     tokens, e, keys, values, plan = self._cached_pass(
       x, timestep, context, cache, start_frame, lora, lora_scale, last_block=True
@@ -165,8 +115,8 @@ class CausalWanDiT(nnx.Module):
   ) -> KVCache:
     """The clean pass: the cache after the finished chunk `x0`, encoded at timestep 0 without noise.
 
-    Of the last block only keys and values are worked out, and no head. `rewrite_sink` is LongLive's prompt switch with a
-    sink that is not kept.
+    Of the last block only keys and values are worked out, and no head. `rewrite_sink` is LongLive's
+    prompt switch with a sink that is not kept.
     """
     timestep = jnp.zeros(x0.shape[:2], jnp.float32)
     _, _, keys, values, plan = self._cached_pass(
@@ -193,11 +143,12 @@ class CausalWanDiT(nnx.Module):
     lora: Lora | None = None,
     lora_scale: float = 1.0,
   ) -> Float[Array, "batch copies frames out_dim height width"]:
-    """Flow of every chunk in one forward: each noisy chunk sees the clean chunks before it and itself.
+    """Flow of every chunk in one forward: each noisy chunk sees the clean chunks before it and
+    itself.
 
-    Several noisy copies share one clean stream (timestep 0). Equal to the cached rollout with a global window. Linear
-    maps run on all tokens at once; attention runs per chunk, so nothing is masked away. The last clean chunk is attended
-    by nobody and left out.
+    Several noisy copies share one clean stream (timestep 0). Equal to the cached rollout with a
+    global window. Linear maps run on all tokens at once; attention runs per chunk, so nothing is
+    masked away. The last clean chunk is attended by nobody and left out.
 
     Raises:
       ValueError: when the frames are no whole number of chunks.
@@ -221,7 +172,7 @@ class CausalWanDiT(nnx.Module):
       [jnp.arange(clean_frames), jnp.tile(jnp.arange(frames), copies)]
     ).astype(jnp.int32)
     rotary = Rotary(*rope_tables(positions, height, width, self.cfg.head_dim, self.cfg.rope_theta))
-    mixer = _TeacherForcingMixer(copies, frames, frames_per_chunk, per_frame)
+    mixer = TeacherForcingMixer(copies, frames, frames_per_chunk, per_frame)
     e, e0 = self._embed_time(times)
     tokens = self._patchify(sequence)
 
@@ -240,8 +191,6 @@ class CausalWanDiT(nnx.Module):
     )
     return flow.reshape(batch, copies, frames, *flow.shape[2:])
 
-  # --- shared pieces -----------------------------------------------------------------------------------------------
-
   def _cached_pass(
     self,
     x: Array,
@@ -254,8 +203,8 @@ class CausalWanDiT(nnx.Module):
     *,
     last_block: bool,
     rewrite_sink: bool = False,
-  ) -> tuple[Array, Array, Array, Array, Any]:
-    batch, frames = x.shape[:2]
+  ) -> tuple[Array, Array, Array, Array, SlotPlan]:
+    frames = x.shape[1]
     height, width = self._grid(x.shape)
     self._check_chunk(x, context, cache, start_frame, height * width)
     start = jnp.asarray(start_frame, jnp.int32)
@@ -272,7 +221,7 @@ class CausalWanDiT(nnx.Module):
       past = KeySet(layer["k"], layer["v"], past_bias)
 
       def mixer(q: Array, k: Array, v: Array) -> Array:
-        return _merge_heads(attention(q[:, :, None], (past, KeySet(k, v, own_bias)))[:, :, 0])
+        return merge_heads(attention(q[:, :, None], (past, KeySet(k, v, own_bias)))[:, :, 0])
 
       block = self._block(layer["params"], layer["lora"], lora_scale)
       tokens, k, v = block(tokens, e0, context, rotary, mixer)
@@ -284,11 +233,13 @@ class CausalWanDiT(nnx.Module):
       "k": cache.k,
       "v": cache.v,
     }
-    del batch
     if last_block:
       tokens, (keys, values) = self._scan(body, tokens, layers)
       return tokens, e, keys, values, plan
-    tokens, (keys, values) = self._scan(body, tokens, layers, stop=self.cfg.num_layers - 1)
+    if self.cfg.num_layers > 1:
+      tokens, (keys, values) = self._scan(body, tokens, layers, stop=self.cfg.num_layers - 1)
+    else:
+      keys, values = cache.k[:0], cache.v[:0]
     last = jax.tree.map(lambda leaf: leaf[-1], layers)
     block = self._block(last["params"], last["lora"], lora_scale)
     _, k, v = block.queries_keys_values(tokens, e0, rotary)
@@ -307,7 +258,8 @@ class CausalWanDiT(nnx.Module):
       body = jax.checkpoint(body, policy=policy)
     if stop is None:
       return jax.lax.scan(body, tokens, layers, unroll=min(cfg.scan_unroll, cfg.num_layers))
-    # Indexing inside the loop, because slicing off the last layer beforehand would copy all the others.
+    # Indexing inside the loop, because slicing off the last layer beforehand would copy all the
+    # others.
 
     def step(tokens: Array, index: Array) -> tuple[Array, Any]:
       return body(tokens, jax.tree.map(lambda leaf: leaf[index], layers))
@@ -315,8 +267,8 @@ class CausalWanDiT(nnx.Module):
     indices = jnp.arange(stop, dtype=jnp.int32)
     return jax.lax.scan(step, tokens, indices, unroll=max(1, min(cfg.scan_unroll, stop)))
 
-  def _block(self, params: Tree, lora: Lora, lora_scale: float) -> "_Block":
-    return _Block(self.cfg, params, lora, lora_scale)
+  def _block(self, params: Tree, lora: Lora, lora_scale: float) -> Block:
+    return Block(self.cfg, params, lora, lora_scale)
 
   def _grid(self, shape: tuple[int, ...]) -> tuple[int, int]:
     height, width = shape[-2:]
@@ -332,24 +284,27 @@ class CausalWanDiT(nnx.Module):
       )
     if cache.tokens_per_frame != per_frame:
       raise ValueError(
-        f"cache has {cache.tokens_per_frame} tokens per frame; x needs {per_frame}, so make it with init_cache "
-        "for the same latent size."
+        f"cache has {cache.tokens_per_frame} tokens per frame; x needs {per_frame}, so make it "
+        "with init_cache for the same latent size."
       )
     if cache.k.shape[1] != x.shape[0] or context.shape[0] != x.shape[0]:
       raise ValueError(
-        f"x has batch {x.shape[0]}, cache {cache.k.shape[1]} and context {context.shape[0]}; they must be equal."
+        f"x has batch {x.shape[0]}, cache {cache.k.shape[1]} and context {context.shape[0]}; they "
+        "must be equal."
       )
     if isinstance(start_frame, int):
       check_frames(start_frame + x.shape[1])
       slots = cache.k.shape[3] // per_frame
       if cache.window_tokens is None and start_frame + x.shape[1] > slots:
         raise ValueError(
-          f"start_frame is {start_frame}; a chunk of {x.shape[1]} frames there overflows the cache of {slots} frames, "
-          "so raise cache_frames or set window_frames."
+          f"start_frame is {start_frame}; a chunk of {x.shape[1]} frames there overflows the cache "
+          f"of {slots} frames, so raise cache_frames or set window_frames."
         )
 
   def _patchify(self, x: Array) -> Array:
-    """Tokens in (frame, row, column) order; inside a patch the channel is slowest, as in Wan's convolution."""
+    """Tokens in (frame, row, column) order; inside a patch the channel is slowest, as in Wan's
+    convolution.
+    """
     batch, frames, channels, height, width = x.shape
     _, ph, pw = self.cfg.patch_size
     x = x.astype(jnp.float32).reshape(batch, frames, channels, height // ph, ph, width // pw, pw)
@@ -357,7 +312,9 @@ class CausalWanDiT(nnx.Module):
     return _dense(self.patch_embedding, x)
 
   def _embed_time(self, timestep: Array) -> tuple[Array, Array]:
-    """Per frame: e `[batch, frames, dim]` for the head and e0 `[batch, frames, 6, dim]` for the blocks."""
+    """Per frame: e `[batch, frames, dim]` for the head and e0 `[batch, frames, 6, dim]` for the
+    blocks.
+    """
     sinusoid = timestep_sinusoid(timestep, self.cfg.freq_dim)
     e = _dense(self.time_out, jax.nn.silu(_dense(self.time_in, sinusoid)))
     e0 = _dense(self.time_projection, jax.nn.silu(e))
@@ -375,117 +332,9 @@ class CausalWanDiT(nnx.Module):
     return y.transpose(0, 1, 6, 2, 4, 3, 5).reshape(batch, frames, cfg.out_dim, height, width)
 
 
-class _Block(NamedTuple):
-  """One transformer block: its parameters and adapters, applied as pure functions."""
-
-  cfg: DiTConfig
-  params: Tree
-  lora: Lora
-  lora_scale: float
-
-  def __call__(
-    self, x: Array, e0: Array, context: Array, rotary: Rotary, mixer: Mixer
-  ) -> tuple[Array, Array, Array]:
-    """The block's output and its roped keys and values, head-major."""
-    modulation = self._modulation(e0)
-    q, k, v = self.queries_keys_values(x, e0, rotary)
-    x = x + self._gate(self._linear("self_attn.o", mixer(q, k, v)), modulation[2])
-    x = x + self._cross(x, context)
-    hidden = self._modulated(x, modulation[3], modulation[4])
-    hidden = jax.nn.gelu(self._linear("ffn.0", hidden), approximate=True)
-    return x + self._gate(self._linear("ffn.2", hidden), modulation[5]), k, v
-
-  def queries_keys_values(self, x: Array, e0: Array, rotary: Rotary) -> tuple[Array, Array, Array]:
-    """Head-major `[batch, heads, tokens, head_dim]`: normed and roped queries and keys, raw values."""
-    modulation = self._modulation(e0)
-    hidden = self._modulated(x, modulation[0], modulation[1])
-    q, k = (
-      apply_rope(self._heads(self._normed("self_attn", name, hidden)), *rotary) for name in "qk"
-    )
-    v = self._heads(self._linear("self_attn.v", hidden))
-    return _head_major(q), _head_major(k), _head_major(v)
-
-  def _cross(self, x: Array, context: Array) -> Array:
-    norm = self.params["norm3"]
-    hidden = layer_norm(x, self.cfg.eps, norm["scale"], norm["bias"]).astype(self._dtype)
-    context = context.astype(self._dtype)
-    q = _head_major(self._heads(self._normed("cross_attn", "q", hidden)))
-    k = _head_major(self._heads(self._normed("cross_attn", "k", context)))
-    v = _head_major(self._heads(self._linear("cross_attn.v", context)))
-    mixed = _merge_heads(attention(q[:, :, None], (KeySet(k, v),))[:, :, 0])
-    return self._linear("cross_attn.o", mixed).astype(x.dtype)
-
-  @property
-  def _dtype(self) -> Any:
-    return jnp.bfloat16 if self.cfg.precision == "mixed" else jnp.float32
-
-  def _linear(self, target: str, x: Array) -> Array:
-    group, name = target.split(".")
-    p = self.params[group][{"0": "up", "2": "down"}.get(name, name)]
-    return linear(
-      x.astype(self._dtype), p["kernel"], p["bias"], self.lora.get(target), self.lora_scale
-    )
-
-  def _normed(self, group: str, name: str, x: Array) -> Array:
-    weight = self.params[group][f"norm_{name}"]["scale"]
-    return rms_norm(self._linear(f"{group}.{name}", x), weight, self.cfg.eps)
-
-  def _heads(self, x: Array) -> Array:
-    return x.reshape(*x.shape[:2], self.cfg.num_heads, self.cfg.head_dim)
-
-  def _modulation(self, e0: Array) -> tuple[Array, ...]:
-    """Shift, scale and gate of attention, then of the feed-forward layer: `[batch, frames, 1, dim]` each."""
-    table = self.params["modulation"].astype(e0.dtype)[None, None] + e0
-    return tuple(table[:, :, i : i + 1] for i in range(6))
-
-  def _modulated(self, x: Array, shift: Array, scale: Array) -> Array:
-    frames = shift.shape[1]
-    normed = layer_norm(x, self.cfg.eps).reshape(x.shape[0], frames, -1, x.shape[-1])
-    return (normed * (1.0 + scale) + shift).reshape(x.shape)
-
-  def _gate(self, y: Array, gate: Array) -> Array:
-    framed = y.astype(gate.dtype).reshape(y.shape[0], gate.shape[1], -1, y.shape[-1])
-    return (framed * gate).reshape(y.shape)
-
-
-class _TeacherForcingMixer(NamedTuple):
-  """Attention over `[clean chunks; copies of noisy chunks]`, one call per chunk."""
-
-  copies: int
-  frames: int
-  frames_per_chunk: int
-  per_frame: int
-
-  def __call__(self, q: Array, k: Array, v: Array) -> Array:
-    batch, heads, _, dim = q.shape
-    chunk = self.frames_per_chunk * self.per_frame
-    clean = (self.frames - self.frames_per_chunk) * self.per_frame
-    grouped = (batch, heads, self.copies, self.frames * self.per_frame, dim)
-    noisy_q, noisy_k, noisy_v = (a[:, :, clean:].reshape(grouped) for a in (q, k, v))
-    clean_out, noisy_out = [], []
-    for begin in range(0, self.frames * self.per_frame, chunk):
-      end = begin + chunk
-      if end <= clean:
-        seen = KeySet(k[:, :, :end], v[:, :, :end])
-        clean_out.append(attention(q[:, :, None, begin:end], (seen,))[:, :, 0])
-      own = KeySet(noisy_k[:, :, :, begin:end], noisy_v[:, :, :, begin:end])
-      past = (KeySet(k[:, :, :begin], v[:, :, :begin]),) if begin else ()
-      noisy_out.append(attention(noisy_q[:, :, :, begin:end], (*past, own)))
-    noisy = jnp.concatenate(noisy_out, axis=3).reshape(batch, heads, -1, dim)
-    return _merge_heads(jnp.concatenate([*clean_out, noisy], axis=2))
-
-
 def _dense(layer: Linear, x: Array) -> Array:
   return linear(x, layer.kernel[...], layer.bias[...])
 
 
 def _pure(module: nnx.Module) -> Tree:
   return nnx.to_pure_dict(nnx.state(module))
-
-
-def _head_major(x: Array) -> Array:
-  return x.transpose(0, 2, 1, 3)
-
-
-def _merge_heads(x: Array) -> Array:
-  return x.transpose(0, 2, 1, 3).reshape(x.shape[0], x.shape[2], -1)

@@ -1,6 +1,7 @@
 """Named sizes of the Wan family and of the samplers they were distilled for."""
 
 import dataclasses
+import itertools
 
 
 @dataclasses.dataclass(frozen=True)
@@ -13,20 +14,22 @@ class DiTConfig:
     ffn_dim: width of the feed-forward layer.
     num_heads: attention heads.
     num_layers: transformer blocks.
-    in_dim: input channels. Those above `out_dim` are conditioning which the caller concatenates on the channel axis, as
-      Wan's image-to-video models do.
+    in_dim: input channels. Those above `out_dim` are conditioning which the caller concatenates on
+      the channel axis, as Wan's image-to-video models do.
     out_dim: output channels (those of a latent).
     text_dim: width of the prompt embedding.
-    text_len: rows of the prompt embedding; all of them are attended, also the zero rows past the prompt.
+    text_len: rows of the prompt embedding; all of them are attended, also the zero rows past the
+      prompt.
     freq_dim: width of the timestep sinusoid.
     eps: of every norm.
     patch_size: latent frames, rows and columns of a token; the first must be 1.
     rope_theta: base of the rotary frequencies.
-    remat: what the backward pass recomputes: "none" nothing, "block" every block, "dots" every block but the results of
-      its linear maps.
-    scan_unroll: blocks per iteration of the loop over layers; `num_layers` or more unrolls it fully.
-    precision: "fp32" computes everything in float32; "mixed" runs linear maps and attention in bfloat16 and keeps
-      norms, modulation and the residual stream in float32.
+    remat: what the backward pass recomputes: "none" nothing, "block" every block, "dots" every
+      block but the results of its linear maps.
+    scan_unroll: blocks per iteration of the loop over layers; `num_layers` or more unrolls it
+      fully.
+    precision: "fp32" computes everything in float32; "mixed" runs linear maps and attention in
+      bfloat16 and keeps norms, modulation and the residual stream in float32.
   """
 
   name: str
@@ -91,12 +94,14 @@ class SamplerConfig:
     frames_per_chunk: latent frames that are denoised together.
     window_frames: frames attended at most, counting sink and current chunk; None attends to all.
     sink_frames: first frames that never leave the window.
-    cache_frames: frames the key-value cache holds (at least the window, or all frames where that is None).
-    cache_rule: "self_forcing" or "longlive"; they differ when the cache is larger than the window and in rewriting the
-      sink.
+    cache_frames: frames the key-value cache holds (at least the window, or all frames where that is
+      None).
+    cache_rule: "self_forcing" or "longlive"; they differ when the cache is larger than the window
+      and in rewriting the sink.
     timestep_shift: shift of the flow-matching schedule.
     denoising_steps: steps on the unshifted 1000-step grid, falling.
-    warp_steps: whether those are looked up in the shifted schedule (fractional timesteps) or used as they are.
+    warp_steps: whether those are looked up in the shifted schedule (fractional timesteps) or used
+      as they are.
     latent_channels: channels of a latent.
     latent_height: rows of a latent.
     latent_width: columns of a latent.
@@ -124,26 +129,26 @@ class SamplerConfig:
       raise ValueError(f"frames_per_chunk is {self.frames_per_chunk}; it must be at least 1.")
     if self.cache_frames < self.frames_per_chunk:
       raise ValueError(
-        f"cache_frames is {self.cache_frames}; it must hold a chunk of {self.frames_per_chunk} frames."
+        f"cache_frames is {self.cache_frames}; it must hold a chunk ({self.frames_per_chunk})."
       )
     if self.window_frames is not None:
       if self.window_frames < self.frames_per_chunk:
         raise ValueError(
-          f"window_frames is {self.window_frames}; it must hold a chunk of {self.frames_per_chunk} frames."
+          f"window_frames is {self.window_frames}; it must hold a chunk ({self.frames_per_chunk})."
         )
       if self.cache_frames < self.window_frames:
         raise ValueError(
-          f"cache_frames is {self.cache_frames}; it must be at least window_frames ({self.window_frames})."
+          f"cache_frames is {self.cache_frames}; it must hold the window ({self.window_frames})."
         )
       if self.sink_frames + self.frames_per_chunk > self.window_frames:
         raise ValueError(
-          f"sink_frames is {self.sink_frames}; with a chunk of {self.frames_per_chunk} frames it must fit in "
-          f"window_frames ({self.window_frames})."
+          f"sink_frames is {self.sink_frames}; with a chunk ({self.frames_per_chunk}) it must fit "
+          f"in window_frames ({self.window_frames})."
         )
     if not 0 <= self.sink_frames <= self.cache_frames:
       raise ValueError(f"sink_frames is {self.sink_frames}; it must be 0 to {self.cache_frames}.")
     steps = self.denoising_steps
-    if not steps or any(a <= b for a, b in zip(steps, steps[1:], strict=False)):
+    if not steps or any(a <= b for a, b in itertools.pairwise(steps)):
       raise ValueError(f"denoising_steps is {steps}; it must name falling steps.")
     if not (steps[-1] >= 1 and steps[0] <= 1000):
       raise ValueError(f"denoising_steps is {steps}; every step must be 1 to 1000.")

@@ -1,7 +1,8 @@
 """Wan's sinusoid of the timestep, accurate to a few float32 roundings without float64.
 
-The originals compute `t · frequency` in float64. In float32 the angle of t = 1000 is already off by 3e-5, so the product
-is carried here as a float32 sum `high + low` and the two are joined by the addition theorem.
+The originals compute `t · frequency` in float64. In float32 the angle of t = 1000 is already off by
+3e-5, so the product is carried here as a float32 sum `high + low` and the two are joined by the
+addition theorem.
 """
 
 import jax.numpy as jnp
