@@ -1,0 +1,154 @@
+"""DiffusionNFT: a forward-process loss that is linear in a reward-derived probability."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from sbjax.algorithms.objectives.base import require_positive
+from sbjax.separation.channels import CHANNELS, ChannelFn, NFTLoss
+from sbjax.separation.objective import Batch
+
+AdvMode = Literal["all", "positive_only", "negative_only", "one_only", "binary"]
+_MODES = ("all", "positive_only", "negative_only", "one_only", "binary")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DiffusionNFT:
+  """loss = 1/Z Σ (a / beta) [r L+ + (1 - r) L-] + ref_kl_coef mean (v - v_ref)^2.
+
+  With r = clip(A, ±a) / (2a) + 1/2. It is linear in the channels, so the early weights are 1 and
+  the late ones r and 1 - r: exactly two buffers (three with the reference's term).
+
+  Attributes:
+    adv_clip: a, which also scales the loss.
+    adv_mode: which advantages count: all, only one sign, only whether positive, or only the sign.
+    mix_beta: how far the implicit policies lie from the old one.
+    adaptive_weight_min: lower bound of the self-normalising divisor.
+    ref_kl_coef: coefficient of the distance to the reference; 0 takes no such channel.
+  """
+
+  adv_clip: float = 5.0
+  adv_mode: AdvMode = "all"
+  mix_beta: float = 0.5
+  adaptive_weight_min: float = 1e-5
+  ref_kl_coef: float = 0.0
+
+  def __post_init__(self) -> None:
+    """Raises ValueError for a setting that cannot work."""
+    require_positive("adv_clip", self.adv_clip)
+    require_positive("mix_beta", self.mix_beta)
+    require_positive("adaptive_weight_min", self.adaptive_weight_min)
+    if self.adv_mode not in _MODES:
+      raise ValueError(f"adv_mode is {self.adv_mode!r}; use one of {', '.join(_MODES)}.")
+    if not 0 <= self.ref_kl_coef < math.inf:
+      raise ValueError(f"ref_kl_coef is {self.ref_kl_coef}; use a finite number, 0 or more.")
+
+  @property
+  def name(self) -> str:
+    """How a config names the objective."""
+    return "nft"
+
+  @property
+  def channels(self) -> tuple[str, ...]:
+    """L+ and L-, and the distance to the reference where it counts."""
+    return ("nft_positive", "nft_negative") + (("reference_mse",) if self.ref_kl_coef else ())
+
+  @property
+  def statistics(self) -> tuple[str, ...]:
+    """None."""
+    return ()
+
+  @property
+  def functions(self) -> Mapping[str, ChannelFn]:
+    """What computes the channels, with this objective's beta and divisor bound."""
+    made: dict[str, ChannelFn] = {
+      "nft_positive": NFTLoss(1, self.mix_beta, self.adaptive_weight_min),
+      "nft_negative": NFTLoss(-1, self.mix_beta, self.adaptive_weight_min),
+    }
+    if self.ref_kl_coef:
+      made["reference_mse"] = CHANNELS["reference_mse"]
+    return made
+
+  @property
+  def unit(self) -> Literal["step", "candidate"]:
+    """A candidate's noise level."""
+    return "step"
+
+  @property
+  def points(self) -> Literal["trajectory", "forward"]:
+    """The network is evaluated at clean latents noised anew."""
+    return "forward"
+
+  def buffers(self, units: int) -> int:
+    """Gives B: one per channel."""
+    del units
+    return len(self.channels)
+
+  def probability(self, batch: Batch) -> Float[np.ndarray, " candidates"]:
+    """Gives r, the weight of the positive loss, in [0, 1]; 1/2 for invalid candidates.
+
+    Raises:
+      ValueError: if there is more than one reward column.
+    """
+    advantages = np.asarray(batch.advantages, np.float64)
+    if advantages.shape[-1] != 1:
+      raise ValueError(f"nft takes one advantage per candidate, not {advantages.shape[-1]}.")
+    clipped = np.where(np.asarray(batch.valid, bool), advantages[:, 0], 0.0)
+    clipped = np.clip(clipped, -self.adv_clip, self.adv_clip)
+    if self.adv_mode == "positive_only":
+      clipped = np.maximum(clipped, 0.0)
+    elif self.adv_mode == "negative_only":
+      clipped = np.minimum(clipped, 0.0)
+    elif self.adv_mode == "one_only":
+      clipped = np.where(clipped > 0, 1.0, 0.0)
+    elif self.adv_mode == "binary":
+      clipped = np.sign(clipped)
+    return np.clip(clipped / (2.0 * self.adv_clip) + 0.5, 0.0, 1.0)
+
+  def loss(self, batch: Batch) -> Float[Array, ""]:
+    """Gives the scalar loss of a mini-batch."""
+    valid = jnp.asarray(batch.valid, bool)[:, None, None]
+    channels = jnp.where(valid, jnp.asarray(batch.channels), 0.0)
+    r = jnp.asarray(self.probability(batch))[:, None]
+    mixed = r * channels[..., 0] + (1.0 - r) * channels[..., 1]
+    total = self.adv_clip / self.mix_beta * jnp.sum(mixed)
+    if self.ref_kl_coef:
+      total = total + self.ref_kl_coef * jnp.sum(channels[..., 2])
+    return total / batch.normaliser
+
+  def early(
+    self, channels: Any, old: Any, statistics: Any
+  ) -> Float[np.ndarray, "buffers units channels"]:
+    """Gives 1 for each channel's own buffer."""
+    del old, statistics
+    units, width = np.shape(channels)
+    return np.ascontiguousarray(np.broadcast_to(np.eye(width)[:, None, :], (width, units, width)))
+
+  def late(self, batch: Batch) -> Float[np.ndarray, "candidates buffers"]:
+    """Gives (a / beta) r and (a / beta) (1 - r), over Z."""
+    r, valid = self.probability(batch), np.asarray(batch.valid, bool)
+    scale = self.adv_clip / self.mix_beta
+    columns = [scale * r, scale * (1.0 - r)]
+    if self.ref_kl_coef:
+      columns.append(np.full_like(r, self.ref_kl_coef))
+    return np.where(valid[:, None], np.stack(columns, axis=1), 0.0) / batch.normaliser
+
+  def metrics(self, batch: Batch) -> dict[str, float]:
+    """Gives the mean losses and the mean weight of the positive one over the valid candidates."""
+    valid = np.asarray(batch.valid, bool)
+    if not valid.any():
+      return {}
+    channels = np.asarray(batch.channels, np.float64)[valid]
+    metrics = {
+      "actor/positive_loss": float(channels[..., 0].mean()),
+      "actor/negative_loss": float(channels[..., 1].mean()),
+      "actor/reward_prob_mean": float(self.probability(batch)[valid].mean()),
+    }
+    if self.ref_kl_coef:
+      metrics["actor/kl_loss"] = float(channels[..., 2].mean())
+    return metrics
