@@ -12,6 +12,7 @@ from pathlib import Path
 
 from models.wan import presets
 from sbjax import prompts as prompts_lib
+from sbjax.rewards import function
 from sbjax.settings import Settings
 
 # Worlds that ship with their weights, prompts and judge.
@@ -211,6 +212,8 @@ def reward(settings: Settings) -> None:
         f"reward.function is {r.function!r} but reward.name is 'world'; set reward.name to "
         "'function' to use it."
       )
+  else:
+    function.load_function(r.function)
 
 
 def prompts(settings: Settings) -> None:
@@ -227,6 +230,23 @@ def evaluation(settings: Settings) -> None:
     raise ValueError(
       f"report.samples is {settings.report.samples}; a step makes {settings.candidates} videos, "
       "so use at most that."
+    )
+
+
+def lora(settings: Settings) -> None:
+  """The adapter's patterns match some of a block's linear maps."""
+  # It is defined beside the layers, whose module imports JAX: this look comes last.
+  from models.layers import lora as lora_lib
+
+  asked = settings.lora
+  try:
+    lora_lib.LoRAConfig(asked.rank, asked.alpha, asked.targets)
+  except ValueError as error:
+    raise ValueError(f"lora.{error}") from error
+  dit, _ = presets.preset(settings.model.name)
+  if asked.rank > dit.dim:
+    raise ValueError(
+      f"lora.rank is {asked.rank}; the model is {dit.dim} wide, so use at most that."
     )
 
 
@@ -304,4 +324,5 @@ CHECKS: tuple[Callable[[Settings], None], ...] = (
   evaluation,
   devices,
   prompts,
+  lora,
 )

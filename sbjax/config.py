@@ -1,7 +1,7 @@
 """From a config file and its overrides to checked settings, or to one sentence about what is wrong.
 
 Every refusal is a `ValueError` whose message is one sentence: the field, its value, and what would
-do. Nothing here compiles, and nothing imports JAX.
+do. Nothing here compiles.
 """
 
 import dataclasses

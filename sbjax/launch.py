@@ -65,7 +65,7 @@ def main(argv: Sequence[str]) -> int:
 
 def run(settings: Settings, workdir: str) -> int:
   """Trains under signal handlers that let the run write its checkpoint first."""
-  # The import starts JAX, which the environment must precede; a refusal above never waits for it.
+  # Not at the top: a command that is refused never waits for this import.
   from sbjax import train
 
   handlers = {s: signal.signal(s, _stop) for s in (signal.SIGINT, signal.SIGTERM)}
@@ -87,11 +87,13 @@ def refuse(error: ValueError) -> int:
 
 
 def prepare_environment(settings: Settings) -> None:
-  """Sets what JAX and Ray read when they are imported."""
+  """Sets what JAX and Ray read when they start, before either does anything."""
   # A driver that owned an accelerator would take its memory from the worker; in the inline executor
-  # driver and worker are one process.
+  # driver and worker are one process. Not by the environment, which Ray's workers would inherit.
   if settings.runtime.executor == "ray":
-    os.environ["JAX_PLATFORMS"] = "cpu"
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")
   os.environ.setdefault("RAY_DEDUP_LOGS", "0")
   os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
   os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
