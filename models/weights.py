@@ -7,7 +7,7 @@ reads tensor by tensor and refuses, in one error that lists all names, whatever 
 import dataclasses
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax.numpy as jnp
@@ -84,18 +84,31 @@ def read_tensors(
 
   Args:
     path: file or folder.
-    table: the key table; paths that `like` lacks are an error in the program.
+    table: the key table.
     like: our parameters by path; each has the `shape` and `dtype` to read into.
 
   Raises:
-    ValueError: when the file is no whole safetensors file, or when names are unknown or missing, a
-      shape does not fit or a value is not finite. All such names are listed.
+    ValueError: when the file is no whole safetensors file, or as `to_ours`.
   """
-  path = pathlib.Path(path)
+  return to_ours(str(path), _tensors(pathlib.Path(path)), table, like)
+
+
+def to_ours(
+  source: str,
+  tensors: Iterable[tuple[str, np.ndarray]],
+  table: Sequence[TensorKey],
+  like: Mapping[str, Any],
+) -> dict[str, np.ndarray]:
+  """Arrays named as our parameters from tensors under official names, taken one at a time.
+
+  Raises:
+    ValueError: when names are unknown or missing, a shape does not fit or a value is not finite.
+      All such names are listed; `source` is what the message calls the whole.
+  """
   slots = _slots(table, {name: tuple(array.shape) for name, array in like.items()})
   arrays = {key.path: np.empty(like[key.path].shape, like[key.path].dtype) for key in table}
   unknown, misshapen, bad, seen = [], [], [], set()
-  for name, tensor in _tensors(path):
+  for name, tensor in tensors:
     official = clean_key(name)
     slot = slots.get(official)
     if slot is None or official in seen:
@@ -122,8 +135,21 @@ def read_tensors(
   }
   told = [f"{kind}: {', '.join(names)}" for kind, names in problems.items() if names]
   if told:
-    raise ValueError(f"{path} does not fit the model; {'; '.join(told)}.")
+    raise ValueError(f"{source} does not fit the model; {'; '.join(told)}.")
   return arrays
+
+
+def to_official(
+  arrays: Mapping[str, Any], table: Sequence[TensorKey]
+) -> Iterator[tuple[str, np.ndarray]]:
+  """Tensors under official names from arrays named as our parameters; the inverse of `to_ours`."""
+  for key in table:
+    array = np.asarray(arrays[key.path])
+    if "{layer}" not in key.official:
+      yield key.official, key.transform.to_official(array)
+      continue
+    for layer in range(array.shape[0]):
+      yield key.official.format(layer=layer), key.transform.to_official(array[layer])
 
 
 def load_safetensors(path: str | os.PathLike, model: Model, table: Sequence[TensorKey]) -> Model:
@@ -132,10 +158,16 @@ def load_safetensors(path: str | os.PathLike, model: Model, table: Sequence[Tens
   Raises:
     ValueError: as `read_tensors`.
   """
-  params = _params(model)
-  for name, array in read_tensors(path, table, {k: v[...] for k, v in params.items()}).items():
-    params[name][...] = jnp.asarray(array)
+  arrays = read_tensors(path, table, parameters(model))
+  fill(model, arrays)
   return model
+
+
+def fill(model: nnx.Module, arrays: Mapping[str, np.ndarray]) -> None:
+  """Assigns arrays to the parameters of those paths."""
+  variables = _variables(model)
+  for name, array in arrays.items():
+    variables[name][...] = jnp.asarray(array)
 
 
 def save_safetensors(
@@ -149,7 +181,7 @@ def save_safetensors(
   Raises:
     ValueError: when a value is not finite in `dtype`.
   """
-  write_tensors(path, {k: v[...] for k, v in _params(model).items()}, table, dtype)
+  write_tensors(path, parameters(model), table, dtype)
 
 
 def write_tensors(
@@ -164,16 +196,11 @@ def write_tensors(
     ValueError: when a value is not finite in `dtype`.
   """
   tensors, bad = {}, []
-  for key in table:
-    array = np.asarray(arrays[key.path])
-    layers = [None] if "{layer}" not in key.official else range(array.shape[0])
-    for layer in layers:
-      name = key.official if layer is None else key.official.format(layer=layer)
-      value = key.transform.to_official(array if layer is None else array[layer])
-      with np.errstate(over="ignore"):  # reported below, by name
-        tensors[name] = np.ascontiguousarray(value.astype(dtype))
-      if not np.isfinite(tensors[name].astype(np.float32)).all():
-        bad.append(name)
+  for name, value in to_official(arrays, table):
+    with np.errstate(over="ignore"):  # reported below, by name
+      tensors[name] = np.ascontiguousarray(value.astype(dtype))
+    if not np.isfinite(tensors[name].astype(np.float32)).all():
+      bad.append(name)
   if bad:
     raise ValueError(f"dtype is {np.dtype(dtype).name}; not finite in it: {', '.join(bad)}.")
   path = pathlib.Path(path)
@@ -182,7 +209,12 @@ def write_tensors(
   os.replace(partial, path)
 
 
-def _params(model: nnx.Module) -> dict[str, nnx.Param]:
+def parameters(model: nnx.Module) -> dict[str, Any]:
+  """The model's parameter arrays by path: attribute names joined by dots."""
+  return {name: variable[...] for name, variable in _variables(model).items()}
+
+
+def _variables(model: nnx.Module) -> dict[str, nnx.Param]:
   flat = nnx.to_flat_state(nnx.state(model, nnx.Param))
   # The flat state shares its variables with the model, so that assigning to them fills the model.
   return {".".join(str(part) for part in path): variable for path, variable in flat}

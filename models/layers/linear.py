@@ -27,8 +27,9 @@ class Linear(nnx.Module):
     kernel_init: Initializer | None = None,
     param_dtype: jnp.dtype = jnp.float32,  # type: ignore[assignment]
   ):
-    """Draws the kernel, Xavier-uniform by default (each layer on its own, so that the fan is that of one layer) and zeroes the
-    bias.
+    """Draws the kernel, Xavier-uniform by default, and zeroes the bias.
+
+    Each layer is drawn on its own, so that the fan is that of one layer.
     """
     kernel_init = kernel_init or nnx.initializers.xavier_uniform()
     shape = (in_dim, out_dim)
