@@ -30,10 +30,10 @@ class DigitImages:
   """The handwritten digits: ink in [0, 1], labels, and which half each image belongs to."""
 
   ink: Float[np.ndarray, "images 8 8"]
-  labels: Int[np.ndarray, "images"]
-  generator: Bool[np.ndarray, "images"]
+  labels: Int[np.ndarray, " images"]
+  generator: Bool[np.ndarray, " images"]
 
-  def half(self, name: str) -> tuple[Float[np.ndarray, "n 8 8"], Int[np.ndarray, "n"]]:
+  def half(self, name: str) -> tuple[Float[np.ndarray, "n 8 8"], Int[np.ndarray, " n"]]:
     """Ink and labels of the "generator" half (videos) or the "reader" half (classifiers)."""
     if name not in ("generator", "reader"):
       raise ValueError(f"half is {name!r}; it must be 'generator' or 'reader'")
@@ -41,7 +41,7 @@ class DigitImages:
     return self.ink[chosen], self.labels[chosen]
 
 
-def _halves(count: int) -> Bool[np.ndarray, "images"]:
+def _halves(count: int) -> Bool[np.ndarray, " images"]:
   order = np.random.default_rng(HALVES_SEED).permutation(count)
   generator = np.zeros(count, bool)
   generator[order[:GENERATOR_IMAGES]] = True
@@ -135,11 +135,11 @@ def draw(
 class Scenes:
   """Everything that determines a batch of real videos."""
 
-  image: Int[np.ndarray, "batch"]
-  digit: Int[np.ndarray, "batch"]
-  colour: Int[np.ndarray, "batch"]
-  direction: Int[np.ndarray, "batch"]
-  speed: Int[np.ndarray, "batch"]
+  image: Int[np.ndarray, " batch"]
+  digit: Int[np.ndarray, " batch"]
+  colour: Int[np.ndarray, " batch"]
+  direction: Int[np.ndarray, " batch"]
+  speed: Int[np.ndarray, " batch"]
   start: Float[np.ndarray, "batch 2"]
 
   @property
@@ -157,7 +157,7 @@ class Scenes:
 
 
 def scenes_for(
-  rng: np.random.Generator, asked: dict[str, np.ndarray], labels: Int[np.ndarray, "n"]
+  rng: np.random.Generator, asked: dict[str, np.ndarray], labels: Int[np.ndarray, " n"]
 ) -> Scenes:
   """Draws handwriting and starting place for the asked attributes.
 
@@ -175,7 +175,7 @@ def scenes_for(
   return Scenes(image=image, start=start, **asked)
 
 
-def random_scenes(rng: np.random.Generator, batch: int, labels: Int[np.ndarray, "n"]) -> Scenes:
+def random_scenes(rng: np.random.Generator, batch: int, labels: Int[np.ndarray, " n"]) -> Scenes:
   """Scenes of uniformly random prompts."""
   asked = {
     "digit": rng.integers(0, 10, batch).astype(np.int32),

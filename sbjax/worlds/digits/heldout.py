@@ -27,7 +27,7 @@ class HeldOut:
 
   vectors: Float[np.ndarray, "n 196"]
   coefficients: Float[np.ndarray, "n 10"]
-  intercepts: Float[np.ndarray, "10"]
+  intercepts: Float[np.ndarray, " 10"]
   gamma: float
   temperature: float
 

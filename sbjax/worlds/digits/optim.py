@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import optax
@@ -54,3 +55,14 @@ def conv_numbers(path: str, leaf: jax.Array) -> MuonDimensionNumbers | None:
 def plain(state: nnx.State) -> dict:
   """An NNX parameter state as nested dictionaries of arrays, which optax walks without care."""
   return nnx.to_pure_dict(state)
+
+
+def merger(graphdef: nnx.GraphDef, state: nnx.State) -> Callable[[dict], Any]:
+  """A function from such a plain tree back to the module."""
+
+  def merge(params: dict) -> Any:
+    filled = jax.tree.map(lambda leaf: leaf, state)
+    nnx.replace_by_pure_dict(filled, params)
+    return nnx.merge(graphdef, filled)
+
+  return merge

@@ -116,7 +116,7 @@ def train(
   ink, labels = images.half("generator")
   graphdef, state = nnx.split(WanVAE(config, rngs=nnx.Rngs(seed)))
   params = optim.plain(state)
-  with_params = merger(graphdef, state)
+  with_params = optim.merger(graphdef, state)
   for index, leg in enumerate(legs):
     path = os.path.join(workdir, f"vae_{leg.name}.npz")
     if os.path.exists(path):
@@ -124,9 +124,7 @@ def train(
       print(f"vae {leg.name}: found {path}", flush=True)
       continue
     schedule = optim.cosine(leg.learning_rate, leg.steps, 20, leg.end_learning_rate)
-    optimiser = optim.muon_for(
-      optim.conv_numbers, schedule, lambda step, s=schedule: 0.2 * s(step)
-    )
+    optimiser = optim.muon_for(optim.conv_numbers, schedule, lambda step, s=schedule: 0.2 * s(step))
     moments = optimiser.init(params)
 
     @jax.jit
@@ -147,14 +145,3 @@ def train(
     if after_leg is not None:
       after_leg(leg.name, with_params(params))
   return with_params(params)
-
-
-def merger(graphdef: nnx.GraphDef, state: nnx.State) -> Callable[[dict], WanVAE]:
-  """Returns a function from a plain parameter tree to the module."""
-
-  def merge(params: dict) -> WanVAE:
-    filled = jax.tree.map(lambda leaf: leaf, state)
-    nnx.replace_by_pure_dict(filled, params)
-    return nnx.merge(graphdef, filled)
-
-  return merge

@@ -68,7 +68,9 @@ def load_tree(path: str | os.PathLike[str], like: dict) -> dict:
       if isinstance(node, dict):
         return {k: walk(f"{prefix}/{k}" if prefix else str(k), v) for k, v in node.items()}
       if prefix not in stored or stored[prefix].shape != np.shape(node):  # pyright: ignore
-        raise ValueError(f"checkpoint {os.fspath(path)!r} does not fit: {prefix} is not as expected")
+        raise ValueError(
+          f"checkpoint {os.fspath(path)!r} does not fit: {prefix} is not as expected"
+        )
       return jnp.asarray(stored[prefix])
 
     result = walk("", like)
