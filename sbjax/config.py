@@ -137,9 +137,8 @@ def _record(record: type, value: Any, path: str) -> Any:
   prefix = f"{path}." if path else ""
   for name in value:
     if name not in hints:
-      known = field_names() if path == "" else field_names(record, prefix)
       raise ValueError(
-        f"the config has no field {prefix}{name}; {suggestion(f'{prefix}{name}', known)}"
+        f"the config has no field {prefix}{name}; {suggestion(f'{prefix}{name}', field_names())}"
       )
   fields = {}
   for name, hint in hints.items():

@@ -168,17 +168,21 @@ def _text(source: str) -> str:
 
 
 def _csv(text: str, source: str) -> Iterator[tuple[int, str]]:
-  # Cells may hold line breaks: the reader, not splitlines, must cut the rows.
-  reader = csv.DictReader(io.StringIO(text, newline=""))
-  names = [name.strip() for name in reader.fieldnames or ()]
-  if names.count("prompt") != 1:
-    raise ValueError(f"{source} has the columns {', '.join(names)}; one must be called prompt.")
-  reader.fieldnames = names
-  before = reader.line_num
+  # Cells may hold line breaks: the reader, not the lines, must cut the rows.
+  reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+  column, start = None, 1
   try:
     for row in reader:
-      yield before + 1, row["prompt"] or ""
-      before = reader.line_num
+      if column is None:
+        names = [name.strip() for name in row]
+        if names.count("prompt") != 1:
+          raise ValueError(
+            f"{source} has the columns {', '.join(names)}; one must be called prompt."
+          )
+        column = names.index("prompt")
+      elif row:
+        yield start, row[column] if column < len(row) else ""
+      start = reader.line_num + 1
   except csv.Error as error:
     raise ValueError(f"{source} line {reader.line_num} is not CSV ({error}).") from error
 

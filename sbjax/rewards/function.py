@@ -17,10 +17,11 @@ import dataclasses
 import importlib
 import importlib.util
 import inspect
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from sbjax.rewards.protocol import Job, Verdict, Video
 
@@ -56,7 +57,7 @@ def load_function(name: str) -> RewardFunction:
       "function of (video, prompt, seed)."
     )
   _check_signature(function, name)
-  return function
+  return cast(RewardFunction, function)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,29 +130,29 @@ def _short(value: Any) -> str:
 
 
 def _import(where: str, name: str) -> Any:
+  path = Path(where).resolve()
+  if where.endswith(".py") and not path.is_file():
+    raise ValueError(f"reward.function is {name!r}, but {where} is not a file; name one that is.")
   try:
-    if not where.endswith(".py"):
-      return importlib.import_module(where)
-    path = Path(where).resolve()
-    if not path.is_file():
-      raise ValueError(f"reward.function is {name!r}, but {where} is not a file; name one that is.")
-    # The path is part of the module's name, so that two files called reward.py do not collide.
-    module_name = f"sbjax_user_reward_{abs(hash(str(path)))}"
-    spec = importlib.util.spec_from_file_location(module_name, path)
-    if spec is None or spec.loader is None:
-      raise ImportError(f"{path} is not a Python module")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module
-    spec.loader.exec_module(module)
-    return module
-  except ValueError:
-    raise
+    return _import_file(path) if where.endswith(".py") else importlib.import_module(where)
   except Exception as error:  # importing runs the user's code, which may raise anything
     reason = (str(error).splitlines() or ["no message"])[0].rstrip(".")
     raise ValueError(
       f"reward.function is {name!r}, but {where} cannot be imported ({type(error).__name__}: "
       f"{reason}); correct it or name another."
     ) from error
+
+
+def _import_file(path: Path) -> Any:
+  # The whole path is part of the module's name, so that two files called reward.py do not collide.
+  name = "sbjax_user_reward_" + re.sub(r"\W", "_", str(path))
+  spec = importlib.util.spec_from_file_location(name, path)
+  if spec is None or spec.loader is None:
+    raise ImportError(f"{path} is not a Python module")
+  module = importlib.util.module_from_spec(spec)
+  sys.modules[name] = module
+  spec.loader.exec_module(module)
+  return module
 
 
 def _check_signature(function: Callable[..., Any], name: str) -> None:
