@@ -10,10 +10,10 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from models.wan import presets
 from sbjax import prompts as prompts_lib
 from sbjax.rewards import function
 from sbjax.settings import Settings
+from sbjax.sizes import model_sizes
 
 # Worlds that ship with their weights, prompts and judge.
 WORLDS = ("digits",)
@@ -45,22 +45,18 @@ def check(settings: Settings) -> None:
 def model(settings: Settings) -> None:
   """The model is known, and its weights are there."""
   name, checkpoint = settings.model.name, settings.model.checkpoint
-  if name not in presets.PRESETS:
-    known = ", ".join(repr(known) for known in presets.PRESETS)
-    raise ValueError(f"model.name is {name!r}; use one of {known}.")
-  if not checkpoint and name not in WORLDS:
-    raise ValueError(
-      f"model.checkpoint is empty; {name!r} needs a folder of weights, only the embedded "
-      f"{', '.join(map(repr, WORLDS))} ships its own."
-    )
+  if name not in WORLDS:
+    known = " or ".join(map(repr, WORLDS))
+    raise ValueError(f"model.name is {name!r}; this version trains {known}.")
   if checkpoint and not Path(checkpoint).is_dir():
     raise ValueError(f"model.checkpoint is {checkpoint!r}; it must be a folder of weights.")
+  model_sizes(settings)
 
 
 def frames(settings: Settings) -> None:
   """The video is a whole number of chunks."""
   asked = settings.model.frames
-  _, sampler = presets.preset(settings.model.name)
+  _, sampler = model_sizes(settings)
   per_chunk = FRAMES_PER_LATENT * sampler.frames_per_chunk
   # n chunks hold n·per_chunk latent-frame strides, and the first latent frame is a single frame.
   missing = FRAMES_PER_LATENT - 1
@@ -126,7 +122,7 @@ def transition(settings: Settings) -> None:
     )
   if name == "cps" and level > 1.0:
     raise ValueError(f"rollout.noise_level is {level}; 'cps' takes values above 0 and at most 1.")
-  _, sampler = presets.preset(settings.model.name)
+  _, sampler = model_sizes(settings)
   # The last step goes to sigma 0 and draws nothing.
   stochastic = len(sampler.denoising_steps) - 1
   text = settings.algorithm.train_steps
@@ -176,9 +172,9 @@ def advantage(settings: Settings) -> None:
       f"reward.weights is {settings.reward.weights!r}; advantage.combine 'separate_loss' weighs "
       "losses, so use weights of at least 0."
     )
-  if settings.advantage.baseline == "anchor" and name != "kvpo":
+  if settings.advantage.baseline == "anchor":
     raise ValueError(
-      "advantage.baseline is 'anchor'; only algorithm 'kvpo' generates an anchor, so use "
+      "advantage.baseline is 'anchor'; no transition here generates an anchor candidate, so use "
       "'group_mean'."
     )
 
@@ -196,11 +192,6 @@ def reward(settings: Settings) -> None:
   if not any(r.weights):
     raise ValueError(f"reward.weights is {r.weights!r}; at least one weight must not be 0.")
   if r.name == "world":
-    if settings.model.name not in WORLDS:
-      raise ValueError(
-        f"reward.name is 'world'; model {settings.model.name!r} is not an embedded world, so use "
-        "'function'."
-      )
     unknown = [name for name in r.components if name not in WORLD_COMPONENTS]
     if unknown:
       raise ValueError(
@@ -243,7 +234,7 @@ def lora(settings: Settings) -> None:
     lora_lib.LoRAConfig(asked.rank, asked.alpha, asked.targets)
   except ValueError as error:
     raise ValueError(f"lora.{error}") from error
-  dit, _ = presets.preset(settings.model.name)
+  dit, _ = model_sizes(settings)
   if asked.rank > dit.dim:
     raise ValueError(
       f"lora.rank is {asked.rank}; the model is {dit.dim} wide, so use at most that."

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from models.wan import presets
 from sbjax.settings import Settings
+from sbjax.sizes import model_sizes
 from sbjax.worlds.digits import prompts as digits
 from sbjax.worlds.digits import tokenizer
 
@@ -103,7 +103,7 @@ def from_settings(settings: Settings) -> tuple[PromptSet, PromptSet]:
 
 
 def _digits_acceptance(settings: Settings) -> Callable[[str], None]:
-  dit, _ = presets.preset(settings.model.name)
+  dit, _ = model_sizes(settings)
   tokenize = tokenizer.WordTokenizer(tokenizer.default_vocabulary(), dit.text_len)
 
   def accept(prompt: str) -> None:

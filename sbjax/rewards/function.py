@@ -13,7 +13,6 @@ returning a number that is not finite, is a failure and never a zero: the call i
 if it fails again the candidate is left out and counted.
 """
 
-import dataclasses
 import importlib
 import importlib.util
 import inspect
@@ -60,17 +59,20 @@ def load_function(name: str) -> RewardFunction:
   return cast(RewardFunction, function)
 
 
-@dataclasses.dataclass(frozen=True)
 class FunctionJudge:
   """Judges every video by a user's function.
 
-  Attributes:
-    function: takes (video, prompt, seed).
+  Args:
+    function: takes (video, prompt, seed); or its name, as in a config.
     components: names that its values get; a function that returns one number needs exactly one.
+
+  Raises:
+    ValueError: as `load_function`.
   """
 
-  function: RewardFunction
-  components: tuple[str, ...]
+  def __init__(self, function: RewardFunction | str, components: tuple[str, ...]):
+    self._function = load_function(function) if isinstance(function, str) else function
+    self._components = components
 
   def judge(self, jobs: Sequence[Job], videos: Mapping[int, Video]) -> list[Verdict]:
     """Answers jobs, in order; one job's failure does not touch the others."""
@@ -79,10 +81,10 @@ class FunctionJudge:
   def _judge(self, job: Job, video: Video) -> Verdict:
     # A copy: a function that writes into its argument must not change what is saved and shown.
     try:
-      answer = self.function(video.copy(), job.prompt, job.seed)
+      answer = self._function(video.copy(), job.prompt, job.seed)
     except Exception as error:  # the function is the user's: whatever it raises is its failure
       return Verdict(None, "raised", f"{type(error).__name__}: {error}")
-    return verdict(answer, self.components)
+    return verdict(answer, self._components)
 
 
 def verdict(answer: Any, components: tuple[str, ...]) -> Verdict:
