@@ -42,7 +42,7 @@ def viewable(
 
 
 def write_mp4(
-  path: str | os.PathLike[str], video: UInt8[np.ndarray, "frames height width 3"], fps: float
+  path: str | os.PathLike[str], video: UInt8[np.ndarray, "frames height width 3"], fps: int
 ) -> None:
   """Writes an H.264 mp4 (yuv420p, so that browsers play it), atomically.
 
@@ -76,7 +76,7 @@ def write_mp4(
       raise files.OutputError(f"cannot write {os.fspath(path)}: the mp4 encoder wrote nothing")
 
 
-def gif_bytes(video: UInt8[np.ndarray, "frames height width 3"], fps: float) -> bytes:
+def gif_bytes(video: UInt8[np.ndarray, "frames height width 3"], fps: int) -> bytes:
   """Encodes an endless animated GIF, the only moving picture that TensorBoard shows.
 
   Args:

@@ -122,7 +122,7 @@ class TensorBoardWriter:
   """
 
   def __init__(
-    self, directory: str | os.PathLike[str], fps: float = 16, resume_step: int | None = None
+    self, directory: str | os.PathLike[str], fps: int = 16, resume_step: int | None = None
   ):
     """Starts a new event file.
 
@@ -261,7 +261,7 @@ def open_writer(
   *,
   metrics: str | os.PathLike[str],
   tensorboard: str | os.PathLike[str],
-  fps: float = 16,
+  fps: int = 16,
   resume_step: int | None = None,
   extra: Sequence[str] = (),
   workdir: str = "",
