@@ -258,3 +258,14 @@ def transition(name: str, **settings: Any) -> Transition:
         f"transition {name!r} has no setting {setting!r}; it takes {', '.join(sorted(known))}."
       )
   return TRANSITIONS[name](**settings)
+
+
+def from_settings(name: str, noise_level: float, dim_reduce: DimReduce) -> Transition:
+  """Makes the transition that a run's settings ask for; `renoise` has no noise level.
+
+  Raises:
+    ValueError: as `transition` does.
+  """
+  if name == "renoise":
+    return transition(name, dim_reduce=dim_reduce)
+  return transition(name, noise_level=noise_level, dim_reduce=dim_reduce)

@@ -12,6 +12,7 @@ from sbjax.algorithms.objectives.gspo import GSPO
 from sbjax.algorithms.objectives.guard import Guard
 from sbjax.algorithms.objectives.kvpo import KVPO
 from sbjax.algorithms.objectives.nft import DiffusionNFT
+from sbjax.settings import Settings
 
 OBJECTIVES: Mapping[str, type[RatioObjective] | type[DiffusionNFT] | type[KVPO]] = (
   types.MappingProxyType(
@@ -51,6 +52,44 @@ def objective(name: str, **settings: Any) -> RatioObjective | DiffusionNFT | KVP
   return OBJECTIVES[name](**settings)
 
 
+def from_settings(
+  settings: Settings, trained: int | None = None
+) -> RatioObjective | DiffusionNFT | KVPO:
+  """Makes the objective that a run's settings ask for.
+
+  Flow-DPPO has no clip range; its KL threshold is `algorithm.clip_high`.
+
+  Args:
+    settings: the settings of a run.
+    trained: trained denoising steps per candidate, which GSPO needs to take a mean over steps.
+
+  Raises:
+    ValueError: for `gspo` without `trained`, and for values that the objective cannot work with.
+  """
+  algorithm, clip = settings.algorithm, settings.advantage.clip
+  low, high = algorithm.clip_low, algorithm.clip_high
+  if algorithm.name == "diffusion_nft":
+    return DiffusionNFT(adv_clip=clip, ref_kl_coef=algorithm.kl_coef)
+  if algorithm.name == "kvpo":
+    return KVPO(clip_low=low, clip_high=high, kl_coef=algorithm.kl_coef, adv_clip=clip)
+  separate = settings.advantage.combine == "separate_loss"
+  weights = tuple(settings.reward.weights) if separate else (1.0,)
+  shared: dict[str, Any] = {"kl_coef": algorithm.kl_coef, "reward_weights": weights}
+  if algorithm.name == "flow_dppo":
+    return FlowDPPO(kl_mask_threshold=high, **shared)
+  shared |= {"clip_low": low, "clip_high": high, "adv_clip": clip}
+  shared["dual_clip"] = algorithm.dual_clip or None
+  if algorithm.name == "gspo":
+    if trained is None:
+      raise ValueError("algorithm.name is 'gspo', which needs to know how many steps are trained.")
+    return GSPO(steps=trained, **shared)
+  if algorithm.name == "grpo_guard":
+    return Guard(**shared)
+  if algorithm.name == "flow_grpo":
+    return Clipped(kl_channel="kl_flow_grpo", **shared)
+  return Clipped(**shared)
+
+
 __all__ = [
   "GSPO",
   "KVPO",
@@ -61,6 +100,7 @@ __all__ = [
   "Guard",
   "IdentityObjective",
   "RatioObjective",
+  "from_settings",
   "gradient",
   "objective",
   "value",
