@@ -8,6 +8,7 @@ import dataclasses
 import difflib
 import os
 import re
+import sys
 import types
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -56,6 +57,8 @@ def parse(argv: Sequence[str], flag_help: Mapping[str, str]) -> Command:
   config_flags.DEFINE_config_file(
     "config", None, "config file", flag_values=values, lock_config=True, sys_argv=argv
   )
+  # The library loads every config file under one module name, over whatever an earlier one left.
+  sys.modules.pop("config_config", None)
   try:
     rest = values(argv)
   except config_flags.UnsupportedOperationError as error:
