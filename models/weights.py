@@ -167,7 +167,7 @@ def fill(model: nnx.Module, arrays: Mapping[str, np.ndarray]) -> None:
   """Assigns arrays to the parameters of those paths."""
   variables = _variables(model)
   for name, array in arrays.items():
-    variables[name][...] = jnp.asarray(array)
+    variables[name].set_value(jnp.asarray(array))
 
 
 def save_safetensors(
@@ -211,7 +211,7 @@ def write_tensors(
 
 def parameters(model: nnx.Module) -> dict[str, Any]:
   """The model's parameter arrays by path: attribute names joined by dots."""
-  return {name: variable[...] for name, variable in _variables(model).items()}
+  return {name: variable.get_value() for name, variable in _variables(model).items()}
 
 
 def _variables(model: nnx.Module) -> dict[str, nnx.Param]:

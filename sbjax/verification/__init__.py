@@ -1,0 +1,1 @@
+"""Replays of recorded values: what `python -m sbjax.verify` runs."""
