@@ -13,7 +13,7 @@ from optax.contrib import MuonDimensionNumbers, muon
 
 def cosine(peak: float, steps: int, warmup: int = 10, end: float = 0.0) -> optax.Schedule:
   """Linear warm-up from zero, then a cosine from `peak` to `end` over the remaining steps."""
-  return optax.warmup_cosine_decay_schedule(0.0, peak, warmup, steps, end)
+  return optax.warmup_cosine_decay_schedule(0.0, peak, min(warmup, steps // 2), steps, end)
 
 
 def muon_for(
