@@ -125,9 +125,7 @@ def make_rollout(
     return (1.0 - sigma) * clean + sigma * noise
 
   @jax.jit
-  def generate_chunk(
-    adapter, frozen, cache, conditioning, chunk, start_frame, seed, seed_initial
-  ):
+  def generate_chunk(adapter, frozen, cache, conditioning, chunk, start_frame, seed, seed_initial):
     def predict(x, k):
       return policy.velocity(
         adapter, frozen, x, jnp.asarray(timesteps)[k], conditioning, cache, start_frame
@@ -137,9 +135,7 @@ def make_rollout(
       velocity = predict(x, k)
       sigma, sigma_next = jnp.asarray(sigmas)[k], jnp.asarray(sigmas)[k + 1]
       mean, std = transition.step(x, velocity, sigma, sigma_next)
-      noise = jax.random.normal(
-        draw_key(seed, chunk, k, Purpose.STEP), chunk_shape, jnp.float32
-      )
+      noise = jax.random.normal(draw_key(seed, chunk, k, Purpose.STEP), chunk_shape, jnp.float32)
       following = mean + std * noise
       point = Point(
         x=x,
@@ -281,9 +277,7 @@ def _rollout_means(functions, target, seed, chunk, steps, common):
   """μ_old of each step: the next state less its noise, which its key gives again."""
   means = []
   for row, k in enumerate(steps):
-    noise = jax.random.normal(
-      draw_key(seed, chunk, k, Purpose.STEP), target.shape[1:], jnp.float32
-    )
+    noise = jax.random.normal(draw_key(seed, chunk, k, Purpose.STEP), target.shape[1:], jnp.float32)
     # The injected std depends on the noise levels only, never on state or prediction.
     _, std = functions.transition.step(
       target[row], jnp.zeros_like(target[row]), common["sigma"][row], common["sigma_next"][row]

@@ -1,0 +1,1 @@
+"""Rewards: the protocol, the world's reward and a user's own function."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from sbjax.separation.channels import ChannelFn, Point, Transition
 from sbjax.separation.policy import Cache, Conditioning, Params, Policy
@@ -297,9 +297,7 @@ def add_trees(total: Params, addend: Params) -> Params:
   return jax.tree.map(jnp.add, total, addend)
 
 
-def add_units(
-  total: Params | None, steps: Params, weights: Float[Array, "units steps"]
-) -> Params:
+def add_units(total: Params | None, steps: Params, weights: Float[Array, "units steps"]) -> Params:
   """Adds one chunk's step gradients [steps, channels, ...] to the units' [units, channels, ...]."""
   return _first_units(steps, weights) if total is None else _more_units(total, steps, weights)
 

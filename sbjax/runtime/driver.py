@@ -1,0 +1,332 @@
+"""The driver: plans a step, runs its graph on the pool, and keeps references and scalars only."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from sbjax.dataflow.build import build_step
+from sbjax.dataflow.graph import StepGraph
+from sbjax.dataflow.plan import fixed_plan, worker_slots
+from sbjax.dataflow.schemes import scheme as scheme_of
+from sbjax.rewards.protocol import Group, Reward
+from sbjax.runtime.dispatch import Dispatcher
+from sbjax.runtime.evaluation import evaluate
+from sbjax.runtime.executor import Call, Executor, Handle, Result, WorkerSpec
+from sbjax.runtime.metrics import step_metrics
+from sbjax.runtime.pool import Pool, RunFailed
+from sbjax.runtime.recipe import Recipe
+from sbjax.runtime.records import CandidateRecord, EvalResult, StepResult, TrainState
+from sbjax.runtime.scalars import weighted_reward
+from sbjax.runtime.step import Candidate, StepProgram, TrainHandles
+from sbjax.runtime.warmup import WarmUp, warm_up
+
+DEADLINE_FACTOR = 20.0
+"""A task that takes this many times its warm time, and longer than the configured floor, hangs."""
+
+
+class Driver:
+  """Runs RL steps.
+
+  Args:
+    recipe: the run's recipe.
+    executor: reaches the workers.
+    reward: the driver's part of the reward.
+    log_dir: folder for worker logs.
+    say: prints one line for the user.
+  """
+
+  def __init__(
+    self,
+    recipe: Recipe,
+    executor: Executor,
+    reward: Reward,
+    log_dir: str,
+    say: Callable[[str], None],
+  ):
+    settings = recipe.settings
+    self.recipe, self.executor, self._reward, self._say = recipe, executor, reward, say
+    self.scheme = scheme_of(settings.scheme)
+    self.slots = worker_slots(
+      self.scheme, settings.runtime.actor_workers, settings.runtime.reward_workers
+    )
+    specs = [
+      WorkerSpec(slot.name, slot.group, index, settings, f"{log_dir}/{slot.name}.log")
+      for index, slot in enumerate(self.slots)
+    ]
+    self.pool = Pool(executor, specs, startup_timeout_s=settings.runtime.startup_timeout_s, say=say)
+    self.warm: WarmUp | None = None
+    self._initial: Handle = None
+    self._evaluated: dict[Any, Any] = {}
+    self.gradients: dict[int, Handle] = {}
+
+  # Start.
+
+  def start(self, prompt: str, restored: TrainState | None) -> TrainHandles:
+    """Waits for the workers, makes or restores the training state, and warms up.
+
+    Args:
+      prompt: any prompt of the run.
+      restored: the state of a checkpoint, or None for a new run.
+    """
+    self._say("loading models")
+    self.pool.drain()
+    first = self.slots[0].name
+    flat, optimizer = self._ask(first, Call("initial_adapter", {}, 2)).heavy
+    self._initial = flat
+    if restored is None:
+      state = TrainHandles(flat, flat, optimizer, 0, 0)
+    else:
+      state = TrainHandles(
+        self.executor.put(restored.adapter),
+        self.executor.put(restored.ema),
+        self.executor.put(restored.optimizer),
+        restored.version,
+        restored.skipped_in_row,
+      )
+    merged = self.scheme.replay_mode == "merged"
+    self.warm = warm_up(
+      self.pool,
+      self.recipe,
+      state.adapter,
+      prompt,
+      judge_prompt_seed=0,
+      # A user's function may count or remember its calls; it sees real candidates only.
+      kinds=("judge", "replay") if merged else ("judge",),
+      timeout_s=self.recipe.settings.runtime.startup_timeout_s,
+      say=self._say,
+    )
+    return state
+
+  def _ask(self, worker: str, call: Call, inputs: Sequence[Handle] = ()) -> Result:
+    """One call, waited for."""
+    box: list[Result] = []
+
+    def ended(result: Result | Exception) -> None:
+      if isinstance(result, Exception):
+        raise RunFailed(f"{call.op} on {self.executor.describe(worker)}: {result}")
+      box.append(result)
+
+    timeout_s = self.recipe.settings.runtime.startup_timeout_s
+    self.pool.submit(worker, call, inputs, call.op, timeout_s, ended)
+    self.pool.drain()
+    return box[0]
+
+  @property
+  def facts(self) -> Mapping[str, Mapping[str, Any]]:
+    """Platform, device and parameter counts of each worker."""
+    return self.pool.facts
+
+  def timeouts_s(self) -> dict[str, float]:
+    """Deadlines per task kind: the configured floor, or a multiple of the warm time."""
+    settings = self.recipe.settings
+    floor = settings.runtime.task_timeout_s
+    out = {"default": floor}
+    for kind, by_group in (self.warm.seconds if self.warm else {}).items():
+      out[kind] = max(floor, DEADLINE_FACTOR * max(by_group.values()))
+    out["judge"] = settings.reward.timeout_s
+    return out
+
+  # Steps.
+
+  def candidates(self, step: int, prompts: Sequence[str]) -> list[Candidate]:
+    """The step's candidates: `group_size` of each prompt."""
+    size = self.recipe.settings.rollout.group_size
+    out = []
+    for index in range(size * len(prompts)):
+      group = index // size
+      seed, seed_initial = self.recipe.candidate_seeds(step, index, group)
+      trained = self.recipe.trained_steps(step, index, group)
+      out.append(Candidate(group, prompts[group], seed, seed_initial, trained))
+    return out
+
+  def run_step(
+    self,
+    state: TrainHandles,
+    step: int,
+    prompts: Sequence[str],
+    *,
+    keep_videos: Sequence[int] = (),
+    on_progress: Callable[[StepGraph], None] = lambda graph: None,
+  ) -> tuple[TrainHandles, StepResult]:
+    """Runs one RL step.
+
+    Args:
+      state: where adapter, EMA and optimizer state are.
+      step: its number, from 1.
+      prompts: one per group.
+      keep_videos: candidates whose videos the result holds.
+      on_progress: called when a task has ended.
+
+    Raises:
+      RunFailed: the step cannot be completed, or too many updates in a row were skipped.
+    """
+    settings = self.recipe.settings
+    candidates = self.candidates(step, prompts)
+    groups = self.recipe.shape(step, ()).groups
+    jobs = [
+      job.candidates
+      for g, members in enumerate(groups)
+      for job in self._reward.jobs(
+        Group(g, prompts[g], members, tuple(candidates[c].seed for c in members))
+      )
+    ]
+    shape = self.recipe.shape(step, tuple(jobs))
+    plan = fixed_plan(
+      self.scheme,
+      shape,
+      self.slots,
+      decodes_on_reward=settings.runtime.decodes_on_reward,
+      replays_on_reward=settings.runtime.replays_on_reward,
+    )
+    program = StepProgram(
+      recipe=self.recipe,
+      scheme=self.scheme,
+      plan=plan,
+      shape=shape,
+      step=step,
+      candidates=candidates,
+      reward=self._reward,
+      state=state,
+      initial=self._initial,
+      pool=self.pool,
+      timeouts_s=self.timeouts_s(),
+    )
+    dispatcher = Dispatcher(self.pool, step, on_progress)
+    start = self.executor.now()
+    dispatcher.run(build_step(shape, self.scheme, plan), program)
+    self._settle(program, step)
+    step_s = self.executor.now() - start
+    self.gradients = program.gradients
+    metrics = step_metrics(self.recipe, program, dispatcher.spans, step, step_s, len(self.slots))
+    if self.warm is not None:
+      metrics["check/logp_diff_actor_reward"] = self.warm.score_difference
+    if program.state.skipped_in_row >= settings.reward.max_skipped_in_row:
+      raise RunFailed(self._why_skipped(program))
+    records = self._records(program, keep_videos)
+    return program.state, StepResult(step, metrics, records, tuple(dispatcher.spans))
+
+  def _settle(self, program: StepProgram, step: int) -> None:
+    """Gives every worker the new adapter, and lets it forget the step's older ones."""
+    version = f"v{program.state.count}"
+    for name, worker in self.pool.workers.items():
+      if worker.ticket is not None:
+        continue  # it is starting again and will get the adapter with its next task
+      keep = Call("keep", {"versions": (version, "initial"), "step": step + 1})
+
+      def ended(result: Result | Exception) -> None:
+        del result  # a death here costs nothing: the next task brings the adapter again
+
+      self.pool.give_adapter(name, version, program.state.adapter)
+      timeout_s = self.recipe.settings.runtime.task_timeout_s
+      self.pool.submit(name, keep, (), f"adapter {version}", timeout_s, ended)
+      worker.versions &= {version, "initial"}
+    while any(w.ticket is not None and not w.starting for w in self.pool.workers.values()):
+      self.pool.wait()
+
+  def _why_skipped(self, program: StepProgram) -> str:
+    settings = self.recipe.settings
+    causes = sorted({r.cause for r in program.rewards.values() if r.components is None})
+    texts = [r.rationale for r in program.rewards.values() if r.components is None]
+    if causes:
+      return (
+        f"{program.state.skipped_in_row} updates in a row were skipped because more than "
+        f"{settings.reward.max_failed_frac:.0%} of a mini-batch's rewards failed "
+        f"({', '.join(causes)}); the last failure was: {texts[-1]}"
+      )
+    return f"{program.state.skipped_in_row} updates in a row had a gradient that is not finite"
+
+  def _records(
+    self, program: StepProgram, keep_videos: Sequence[int]
+  ) -> tuple[CandidateRecord, ...]:
+    records = []
+    for c, who in enumerate(program.candidates):
+      reward = program.rewards[c]
+      video = None
+      if c in keep_videos and c in program.videos:
+        video = np.asarray(self.executor.fetch(program.videos[c]))
+      records.append(
+        CandidateRecord(
+          c,
+          who.prompt,
+          who.seed,
+          weighted_reward(self.recipe, reward),
+          dict(reward.components or {}),
+          reward.rationale,
+          video,
+        )
+      )
+    return tuple(records)
+
+  # Evaluation and state.
+
+  def evaluate(
+    self,
+    adapters: Mapping[str, Handle | None],
+    prompts: Sequence[str],
+    seeds: Sequence[int],
+    step: int,
+    *,
+    keep_videos: int = 0,
+    on_progress: Callable[[StepGraph], None] = lambda graph: None,
+  ) -> EvalResult:
+    """Fixed prompts and seeds under several adapters; None stands for the run's first adapter.
+
+    An adapter's videos never change, so what was evaluated once is not evaluated again.
+    """
+    handles = {n: self._initial if h is None else h for n, h in adapters.items()}
+    return evaluate(
+      self.pool,
+      self.recipe,
+      self._reward,
+      handles,
+      prompts,
+      seeds,
+      step,
+      cached=self._evaluated,
+      timeouts_s=self.timeouts_s(),
+      keep_videos=keep_videos,
+      on_progress=on_progress,
+    )
+
+  def train_state(self, state: TrainHandles, step: int, prompt_cursor: int) -> TrainState:
+    """Brings the training state here, for a checkpoint."""
+    fetch = self.executor.fetch
+    return TrainState(
+      step=step,
+      version=state.count,
+      adapter=np.array(fetch(state.adapter)),
+      ema=np.array(fetch(state.ema)),
+      optimizer=tuple(np.array(leaf) for leaf in fetch(state.optimizer)),
+      prompt_cursor=prompt_cursor,
+      skipped_in_row=state.skipped_in_row,
+    )
+
+  def shutdown(self) -> None:
+    """Ends every worker."""
+    self.executor.shutdown()
+
+
+def make_executor(recipe: Recipe, log_dir: str, cache_dir: str) -> Executor:
+  """The executor that the settings name.
+
+  Args:
+    recipe: the run's recipe.
+    log_dir: folder for worker logs.
+    cache_dir: compilation cache that workers share.
+  """
+  runtime = recipe.settings.runtime
+  if runtime.executor == "inline":
+    from sbjax.runtime.inline import InlineExecutor
+    from sbjax.runtime.roles import build_roles
+
+    return InlineExecutor(build_roles)
+  from sbjax.runtime.ray_executor import RayExecutor
+
+  return RayExecutor(
+    log_dir,
+    cores_per_worker=runtime.cores_per_worker,
+    gpus_per_worker=runtime.gpus_per_worker,
+    cache_dir=cache_dir,
+    address=runtime.ray_address or None,
+  )

@@ -1,0 +1,189 @@
+"""Evaluation: fixed prompts and seeds under several adapters, on the same workers and tasks."""
+
+import zlib
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from sbjax.dataflow.graph import StepGraph, Task
+from sbjax.randomness import stream_seed
+from sbjax.rewards.protocol import CandidateReward, Group, Reward
+from sbjax.runtime.dispatch import Dispatcher
+from sbjax.runtime.executor import Call, Handle, Result
+from sbjax.runtime.judging import Judging
+from sbjax.runtime.pool import Pool
+from sbjax.runtime.recipe import Recipe
+from sbjax.runtime.records import CandidateRecord, EvalResult
+from sbjax.runtime.scalars import weighted_reward
+
+
+def evaluation_seed(seed: int, prompt: str) -> int:
+  """The stream of one (seed, prompt): it depends on nothing else, so sets can grow or shrink."""
+  return stream_seed(seed, zlib.crc32(prompt.encode()))
+
+
+class _EvalProgram:
+  """Implements `dispatch.Program` for videos that are generated, decoded, judged and measured."""
+
+  def __init__(self, pool, recipe, reward, handle, version, items, timeouts_s):
+    self._pool, self._recipe, self._timeouts_s = pool, recipe, timeouts_s
+    self._handle, self._version, self._items = handle, version, items
+    self._reward = reward
+    self._groups = [Group(i, prompt, (i,), (seed,)) for i, (prompt, seed) in enumerate(items)]
+    self._jobs = [job for group in self._groups for job in reward.jobs(group)]
+    self._judging = Judging(self._jobs, recipe.settings.reward.retries)
+    self._latents: dict[int, Handle] = {}
+    self.videos: dict[int, Handle] = {}
+    self.heldout: dict[int, Mapping[str, float]] = {}
+
+  def graph(self) -> StepGraph:
+    tasks = []
+    for i in range(len(self._items)):
+      tasks.append(Task(f"generate/c{i}", "generate", (), (i,)))
+      tasks.append(Task(f"decode/c{i}", "decode", (f"generate/c{i}",), (i,)))
+      tasks.append(Task(f"heldout/c{i}", "heldout", (f"decode/c{i}",), (i,)))
+    for j, job in enumerate(self._jobs):
+      needs = tuple(f"decode/c{c}" for c in job.candidates)
+      tasks.append(Task(f"judge/j{j}", "judge", needs, job.candidates, jobs=(j,)))
+    return StepGraph(tasks)
+
+  def on_driver(self, task: Task) -> None:
+    raise RuntimeError(f"an evaluation has no driver task {task.id}")
+
+  def workers(self, task: Task) -> Sequence[str]:
+    """Any worker may do anything: nothing here waits for training."""
+    return self._pool.members(("actor", "reward", "both"))
+
+  def adapter(self, version: str) -> Handle:
+    return self._handle
+
+  def timeout_s(self, task: Task) -> float:
+    return self._timeouts_s.get(task.kind, self._timeouts_s["default"])
+
+  def call(self, task: Task, worker: str):
+    del worker
+    i = task.candidates[0]
+    prompt, seed = self._items[i]
+    if task.kind == "generate":
+      args = {"prompt": prompt, "seed": seed, "seed_initial": seed, "version": self._version}
+      return Call("generate", args, 2), (), (self._version,)
+    if task.kind == "decode":
+      return Call("decode", {}, 1), (self._latents[i],), ()
+    if task.kind == "heldout":
+      return Call("heldout", {"prompt": prompt}), (self.videos[i],), ()
+    jobs = tuple(self._jobs[j] for j in self._judging.next_jobs(task))
+    args = {
+      "jobs": jobs,
+      "candidates": task.candidates,
+      "retries": self._recipe.settings.reward.retries,
+    }
+    return Call("judge", args), tuple(self.videos[c] for c in task.candidates), ()
+
+  def finish(self, task: Task, worker: str, result: Result) -> bool:
+    del worker
+    i = task.candidates[0]
+    if task.kind == "generate":
+      self._latents[i] = result.heavy[1]
+    elif task.kind == "decode":
+      (self.videos[i],) = result.heavy
+    elif task.kind == "heldout":
+      self.heldout[i] = result.scalars["values"]
+    else:
+      return self._judging.answered(task, result.scalars["verdicts"])
+    return True
+
+  def lost(self, task: Task, error: Exception) -> bool:
+    return task.kind == "judge" and self._judging.interrupted(task, "died", str(error))
+
+  def forget(self, worker: str) -> Sequence[str]:
+    del worker
+    return ()
+
+  def rewards(self) -> list[CandidateReward]:
+    out: dict[int, CandidateReward] = {}
+    for group in self._groups:
+      mine = [j for j, job in enumerate(self._jobs) if set(job.candidates) & set(group.candidates)]
+      jobs = [self._jobs[j] for j in mine]
+      out.update(self._reward.aggregate(group, jobs, [self._judging.verdicts[j] for j in mine]))
+    return [out[i] for i in range(len(self._items))]
+
+
+def evaluate(
+  pool: Pool,
+  recipe: Recipe,
+  reward: Reward,
+  adapters: Mapping[str, Handle],
+  prompts: Sequence[str],
+  seeds: Sequence[int],
+  step: int,
+  *,
+  cached: MutableMapping[Any, Any],
+  timeouts_s: Mapping[str, float],
+  keep_videos: int,
+  on_progress: Callable[[StepGraph], None],
+) -> EvalResult:
+  """Evaluates adapters side by side.
+
+  Args:
+    pool: the workers.
+    recipe: the run's recipe.
+    reward: the driver's part of the reward.
+    adapters: name -> flat adapter.
+    prompts: fixed prompts.
+    seeds: fixed seeds; every prompt gets one video per seed.
+    step: RL steps completed.
+    cached: what was evaluated before, by handle; filled here.
+    timeouts_s: deadlines per kind.
+    keep_videos: how many videos of each adapter the records hold, the first ones.
+    on_progress: called when a task has ended.
+  """
+  items = [(p, evaluation_seed(s, p)) for p in prompts for s in seeds]
+  scores: dict[str, dict[str, np.ndarray]] = {}
+  records: dict[str, tuple[CandidateRecord, ...]] = {}
+  for name, handle in adapters.items():
+    # The base adapter alone is asked for again and again; it is known by its name.
+    key = (name, tuple(items), keep_videos) if name == "base" else None
+    if key is None or key not in cached:
+      found = _evaluate_one(
+        pool, recipe, reward, handle, name, step, items, timeouts_s, keep_videos, on_progress
+      )
+      if key is not None:
+        cached[key] = found
+    else:
+      found = cached[key]
+    scores[name], records[name] = found
+  return EvalResult(step, scores, records)
+
+
+def _evaluate_one(
+  pool, recipe, reward, handle, name, step, items, timeouts_s, keep_videos, on_progress
+):
+  version = f"eval-{name}-{step}"
+  program = _EvalProgram(pool, recipe, reward, handle, version, items, timeouts_s)
+  Dispatcher(pool, step, on_progress).run(program.graph(), program)
+  rewards = program.rewards()
+  totals = [weighted_reward(recipe, r) for r in rewards]
+  nan = float("nan")
+  values = {"reward": np.array([nan if t is None else t for t in totals])}
+  for component in recipe.settings.reward.components:
+    values[component] = np.array(
+      [nan if r.components is None else r.components[component] for r in rewards]
+    )
+  for measure in sorted(program.heldout[0]) if program.heldout else ():
+    values[f"heldout_{measure}"] = np.array(
+      [program.heldout[i][measure] for i in range(len(items))]
+    )
+  records = tuple(
+    CandidateRecord(
+      i,
+      prompt,
+      seed,
+      totals[i],
+      dict(rewards[i].components or {}),
+      rewards[i].rationale,
+      np.asarray(pool.executor.fetch(program.videos[i])) if i < keep_videos else None,
+    )
+    for i, (prompt, seed) in enumerate(items)
+  )
+  return values, records

@@ -1,0 +1,104 @@
+"""The inline executor: the same graph and the same operations in this process, one after another."""
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sbjax.runtime.executor import Call, Result, TaskRaised, WorkerLost, WorkerSpec
+from sbjax.runtime.roles import Roles
+from sbjax.runtime.worker import Worker
+
+
+class InlineExecutor:
+  """Runs calls when they are waited for; workers share one set of models.
+
+  Args:
+    build: gives the models from the settings of the first worker.
+  """
+
+  def __init__(self, build: Callable[[Any], Roles]):
+    self._build = build
+    self._roles: Roles | None = None
+    self._specs: dict[str, WorkerSpec] = {}
+    self._workers: dict[str, Worker] = {}
+    self._queue: deque[tuple[int, str, Call, tuple[Any, ...], Worker | None]] = deque()
+    self._ended: dict[int, Result | Exception] = {}
+    self._ids = itertools.count()
+    self._origin = time.perf_counter()
+
+  def _shared(self) -> Roles:
+    if self._roles is None:
+      self._roles = self._build(next(iter(self._specs.values())).settings)
+    return self._roles
+
+  def start(self, specs: Sequence[WorkerSpec]) -> None:
+    """Makes the workers; models are loaded by the first operation."""
+    self._specs = {spec.name: spec for spec in specs}
+    self._workers = {spec.name: Worker(spec.name, self._shared) for spec in specs}
+
+  def submit(self, worker: str, call: Call, inputs: Sequence[Any] = ()) -> int:
+    """Queues a call."""
+    ticket = next(self._ids)
+    self._queue.append((ticket, worker, call, tuple(inputs), self._workers.get(worker)))
+    return ticket
+
+  def wait(self, tickets: Sequence[int], timeout_s: float) -> list[int]:
+    """Runs queued calls until one of the tickets has ended.
+
+    One process cannot interrupt itself, so a deadline does not apply here.
+    """
+    del timeout_s
+    wanted = set(tickets)
+    while self._queue and not wanted & set(self._ended):
+      ticket, name, call, inputs, worker = self._queue.popleft()
+      # A worker that was killed after the call was queued never runs it.
+      if worker is None or self._workers.get(name) is not worker:
+        self._ended[ticket] = WorkerLost(f"{self.describe(name)} was ended")
+        continue
+      try:
+        scalars, *heavy = worker.call(call.op, call.args, *inputs)
+        self._ended[ticket] = Result(scalars, tuple(heavy), scalars["seconds"])
+      except Exception as error:
+        failure = TaskRaised(f"{call.op} on {self.describe(name)}: {error}")
+        failure.__cause__ = error
+        self._ended[ticket] = failure
+    return [ticket for ticket in tickets if ticket in self._ended]
+
+  def result(self, ticket: int) -> Result:
+    """Gives an ended call's result or raises its failure."""
+    outcome = self._ended.pop(ticket)
+    if isinstance(outcome, Exception):
+      raise outcome
+    return outcome
+
+  def fetch(self, handle: Any) -> Any:
+    """A handle is the value itself."""
+    return handle
+
+  def put(self, value: Any) -> Any:
+    """A handle is the value itself."""
+    return value
+
+  def kill(self, worker: str) -> None:
+    """Drops a worker with everything it holds."""
+    self._workers.pop(worker, None)
+
+  def respawn(self, worker: str) -> None:
+    """Makes an empty worker of the same name."""
+    self._workers[worker] = Worker(worker, self._shared)
+
+  def describe(self, worker: str) -> str:
+    """Names the worker."""
+    group = self._specs[worker].group if worker in self._specs else "unknown"
+    return f"{worker} ({group}, this process)"
+
+  def now(self) -> float:
+    """Seconds since the executor was made."""
+    return time.perf_counter() - self._origin
+
+  def shutdown(self) -> None:
+    """Forgets the workers."""
+    self._workers.clear()
+    self._queue.clear()

@@ -1,0 +1,185 @@
+"""The Ray executor: one actor process per worker, references instead of data, deadlines."""
+
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+
+from sbjax.runtime.executor import (
+  Call,
+  Result,
+  TaskRaised,
+  WorkerLost,
+  WorkerSpec,
+)
+
+# Ray listens on every interface unless it believes that it runs on a single machine; see
+# docs/design.md. The variable must be set before Ray's processes start.
+_LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+
+
+class _RayWorker:
+  """The actor: sets its environment up before JAX is imported, then runs operations."""
+
+  def __init__(self, spec: WorkerSpec, cores: tuple[int, ...]):
+    os.makedirs(os.path.dirname(spec.log_file), exist_ok=True)
+    log = os.open(spec.log_file, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    if cores:
+      # JAX sizes its thread pool by this thread's affinity when it starts; one core per worker
+      # keeps workers out of each other's way and sums in one order for every number of workers.
+      os.sched_setaffinity(0, cores)
+    from sbjax.runtime.roles import build_roles
+    from sbjax.runtime.worker import Worker
+
+    self._worker = Worker(spec.name, lambda: build_roles(spec.settings))
+
+  def call(self, op: str, args: dict[str, Any], *inputs: Any):
+    """Runs one operation; Ray splits the tuple into separate objects."""
+    scalars, *heavy = self._worker.call(op, args, *inputs)
+    return (scalars, *heavy) if heavy else scalars
+
+
+class RayExecutor:
+  """Runs calls on Ray actors.
+
+  Args:
+    workdir: folder for worker logs.
+    cores_per_worker: CPU cores that a worker is pinned to where it runs on CPUs; 0 pins none.
+    gpus_per_worker: accelerators that Ray reserves for a worker.
+    address: a running cluster's address, or None to start Ray on this machine, on 127.0.0.1 only.
+    cache_dir: compilation cache that all workers share.
+  """
+
+  def __init__(
+    self,
+    workdir: str,
+    *,
+    cores_per_worker: int,
+    gpus_per_worker: int,
+    cache_dir: str,
+    address: str | None = None,
+  ):
+    self._cores_per_worker = cores_per_worker
+    self._gpus_per_worker = gpus_per_worker
+    self._specs: dict[str, WorkerSpec] = {}
+    self._actors: dict[str, Any] = {}
+    self._started_here = not ray.is_initialized()
+    self._owner: dict[Any, tuple[str, Call]] = {}
+    self._heavy: dict[Any, tuple[Any, ...]] = {}
+    env = {
+      **_LOOPBACK,
+      "JAX_COMPILATION_CACHE_DIR": cache_dir,
+      "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.5",
+      "PYTHONPATH": os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")]),
+    }
+    if not gpus_per_worker:
+      env["JAX_PLATFORMS"] = "cpu"
+    self._env = env
+    if self._started_here:
+      os.environ.update(_LOOPBACK)
+      ray.init(
+        address=address,
+        num_cpus=None if address else 64,  # placement is ours: Ray must never hold a worker back
+        include_dashboard=False,
+        log_to_driver=False,
+        configure_logging=False,
+      )
+    self._origin = time.perf_counter()
+    self._workdir = workdir
+
+  def _create(self, spec: WorkerSpec) -> Any:
+    remote = ray.remote(_RayWorker)
+    return remote.options(
+      num_cpus=0,
+      num_gpus=self._gpus_per_worker,
+      max_restarts=0,
+      max_task_retries=0,
+      runtime_env={"env_vars": self._env},
+    ).remote(spec, self._cores(spec.index))
+
+  def _cores(self, index: int) -> tuple[int, ...]:
+    if self._gpus_per_worker or not self._cores_per_worker:
+      return ()
+    usable = sorted(os.sched_getaffinity(0))
+    first = index * self._cores_per_worker
+    return tuple(usable[(first + i) % len(usable)] for i in range(self._cores_per_worker))
+
+  def start(self, specs: Sequence[WorkerSpec]) -> None:
+    """Creates the actors; they come up in parallel."""
+    self._specs = {spec.name: spec for spec in specs}
+    self._actors = {spec.name: self._create(spec) for spec in specs}
+
+  def submit(self, worker: str, call: Call, inputs: Sequence[Any] = ()) -> Any:
+    """Submits a call; references among the inputs are resolved on the worker's node."""
+    refs = (
+      self._actors[worker]
+      .call.options(num_returns=1 + call.outputs)
+      .remote(call.op, dict(call.args), *inputs)
+    )
+    first, *heavy = refs if call.outputs else [refs]
+    self._owner[first] = (worker, call)
+    self._heavy[first] = tuple(heavy)
+    return first
+
+  def wait(self, tickets: Sequence[Any], timeout_s: float) -> list[Any]:
+    """Gives the calls that have ended, at least one unless the time is over."""
+    ready, rest = ray.wait(list(tickets), num_returns=1, timeout=max(timeout_s, 0.0))
+    if ready and rest:
+      more, _ = ray.wait(rest, num_returns=len(rest), timeout=0)
+      ready += more
+    return ready
+
+  def result(self, ticket: Any) -> Result:
+    """Gives an ended call's result."""
+    worker, call = self._owner.pop(ticket)
+    heavy = self._heavy.pop(ticket)
+    try:
+      scalars = ray.get(ticket, timeout=60)
+    except RayActorError as error:
+      raise WorkerLost(f"{self.describe(worker)} died during {call.op!r}") from error
+    except GetTimeoutError as error:
+      raise WorkerLost(f"{self.describe(worker)}: the result of {call.op!r} is lost") from error
+    except RayTaskError as error:
+      cause = error.cause if isinstance(error.cause, Exception) else error
+      raise TaskRaised(f"{call.op} on {self.describe(worker)}: {cause}") from cause
+    return Result(scalars, heavy, scalars["seconds"])
+
+  def fetch(self, handle: Any) -> Any:
+    """Brings a heavy result here (shared memory on one node)."""
+    return ray.get(handle, timeout=120) if isinstance(handle, ray.ObjectRef) else handle
+
+  def put(self, value: Any) -> Any:
+    """Puts a value into the object store."""
+    return ray.put(value)
+
+  def kill(self, worker: str) -> None:
+    """Ends a worker's process at once."""
+    ray.kill(self._actors[worker], no_restart=True)
+
+  def respawn(self, worker: str) -> None:
+    """Creates a fresh actor of the same name."""
+    self._actors[worker] = self._create(self._specs[worker])
+
+  def describe(self, worker: str) -> str:
+    """Names role, device and log file."""
+    spec = self._specs[worker]
+    cores = self._cores(spec.index)
+    device = f"cores {','.join(map(str, cores))}" if cores else "its own accelerator"
+    return f"{worker} ({spec.group}, {device}, log {spec.log_file})"
+
+  def now(self) -> float:
+    """Seconds since the executor was made."""
+    return time.perf_counter() - self._origin
+
+  def shutdown(self) -> None:
+    """Ends the actors, and Ray where this executor started it."""
+    for actor in self._actors.values():
+      ray.kill(actor, no_restart=True)
+    self._actors = {}
+    if self._started_here:
+      ray.shutdown()

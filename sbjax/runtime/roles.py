@@ -1,0 +1,146 @@
+"""What a worker's group holds: the video model, its decoder, a judge, as jitted functions."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from models.layers.lora import init_lora
+from sbjax.policy import TextConditioning, WanPolicy
+from sbjax.rewards.function import FunctionJudge
+from sbjax.rewards.protocol import Judge, PointwiseReward, Reward
+from sbjax.rewards.world import WorldJudge
+from sbjax.rollout import RolloutFunctions, make_rollout
+from sbjax.runtime.optimizer import UpdateFn, make_update
+from sbjax.runtime.recipe import Recipe, make_recipe
+from sbjax.separation.policy import Params
+from sbjax.separation.replay import ReplayFunctions, make_replay
+from sbjax.settings import Settings
+from sbjax.worlds.digits import world as digits
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Roles:
+  """A worker's models. Every worker that decodes or replays holds the same ones.
+
+  Attributes:
+    recipe: objective, schedule, geometry.
+    frozen: the video model's weights.
+    initial: the adapter as it starts.
+    rollout: jitted pieces of a rollout.
+    replay: jitted pieces of a replay.
+    update: the optimizer step on the flat adapter.
+    predict: (adapter, frozen, cache, point, conditioning, start_frame) -> what an anchor or a
+      reference is made of at the point's steps: means, or velocities at forward-process points.
+    condition: (frozen, prompt embedding) -> conditioning.
+    embed: prompts -> prompt embeddings [prompts, text_len, text_dim].
+    decode: latents [frames, channels, height, width] -> uint8 video.
+    judge: answers judge jobs.
+    heldout: (videos, prompts) -> the held-out measure by name, or None where there is none.
+    parameters: parameter counts by model, for the banner.
+  """
+
+  recipe: Recipe
+  frozen: Params
+  initial: Params
+  rollout: RolloutFunctions
+  replay: ReplayFunctions
+  update: UpdateFn
+  predict: Callable[..., jax.Array]
+  condition: Callable[[Params, Any], TextConditioning]
+  embed: Callable[[Sequence[str]], np.ndarray]
+  decode: Callable[[np.ndarray], np.ndarray]
+  judge: Judge
+  heldout: Callable[[np.ndarray, Sequence[str]], Mapping[str, np.ndarray]] | None
+  parameters: Mapping[str, int]
+
+
+def recipe_of(settings: Settings) -> Recipe:
+  """The recipe alone, without loading weights."""
+  dit, sampler = digits.model_sizes(settings.model.checkpoint or None)
+  return make_recipe(settings, dit, sampler)
+
+
+def reward_of(settings: Settings) -> Reward:
+  """The driver's part of the configured reward."""
+  return PointwiseReward(settings.reward.components)
+
+
+def build_roles(settings: Settings) -> Roles:
+  """Loads the models and builds the jitted functions; compiles nothing yet."""
+  world = digits.load_world(settings.model.checkpoint or None)
+  recipe = make_recipe(settings, world.dit_config, world.sampler)
+  graphdef, frozen = nnx.split(world.dit)
+  policy = WanPolicy(graphdef, recipe.dit, recipe.sampler, recipe.lora.scale)
+  objective = recipe.objective
+  functions = objective.functions
+  channels = [functions[name] for name in objective.channels]
+  extra = jnp.asarray(world.conditioning_channels, jnp.float32)
+  vae_def, vae_state = nnx.split(world.vae)
+
+  @jax.jit
+  def predict(adapter, frozen, cache, point, conditioning, start_frame):
+    def one(p):
+      velocity = policy.velocity(adapter, frozen, p.x, p.timestep, conditioning, cache, start_frame)
+      if objective.points == "forward":
+        return velocity
+      return recipe.transition.step(p.x, velocity, p.sigma, p.sigma_next)[0]
+
+    return jax.lax.map(one, point)
+
+  @jax.jit
+  def condition(frozen, embeds):
+    return policy.condition(frozen, embeds, extra)
+
+  @jax.jit
+  def decode(state, latents):
+    pixels = nnx.merge(vae_def, state).decode(latents[None])[0]
+    # Video files hold truncated, not rounded, bytes; judges see what the file would show.
+    scaled = 255.0 * jnp.clip(0.5 * pixels + 0.5, 0.0, 1.0)
+    return scaled.astype(jnp.uint8).transpose(0, 2, 3, 1)
+
+  return Roles(
+    recipe=recipe,
+    frozen=frozen,
+    initial=init_lora(recipe.lora, recipe.dit, jax.random.key(settings.seed)),
+    rollout=make_rollout(
+      policy,
+      recipe.transition,
+      recipe.schedule,
+      channels[0],
+      recipe.geometry.chunk_shape,
+      objective.points,
+    ),
+    replay=make_replay(
+      policy,
+      recipe.transition,
+      channels,
+      [functions[name] for name in objective.statistics],
+    ),
+    update=make_update(settings.optim),
+    predict=predict,
+    condition=condition,
+    embed=lambda prompts: digits.encode_prompts(world, prompts, settings.prompts.overflow),
+    decode=lambda latents: np.asarray(decode(vae_state, jnp.asarray(latents))),
+    judge=_judge(settings, world),
+    heldout=lambda videos, prompts: digits.heldout_scores(world, videos, prompts),
+    parameters={
+      "video model": _count(frozen),
+      "decoder": _count(vae_state),
+      "adapter": recipe.adapter_parameters,
+    },
+  )
+
+
+def _judge(settings: Settings, world: Any) -> Judge:
+  if settings.reward.name == "function":
+    return FunctionJudge(settings.reward.function, settings.reward.components)
+  return WorldJudge(world)
+
+
+def _count(state: Any) -> int:
+  return sum(int(leaf.size) for leaf in jax.tree.leaves(state))

@@ -1,0 +1,354 @@
+"""A worker: one process that holds models, adapters by version, and gradient buffers.
+
+Each operation is a pure function of its arguments, its heavy inputs and the adapter version that it
+names. A worker that does not hold the version refuses.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sbjax.rewards.protocol import Job, judge_with_retries
+from sbjax.rollout import Trajectory, generate, replay_inputs
+from sbjax.runtime.optimizer import initial_state
+from sbjax.runtime.roles import Roles
+from sbjax.separation import buffers as buffer_lib
+from sbjax.separation import replay as replay_lib
+
+Output = tuple[dict[str, Any], tuple[Any, ...]]
+
+
+@dataclasses.dataclass(frozen=True)
+class BufferKey:
+  """Which gradients: of which update, candidate and folding block."""
+
+  step: int
+  update: int
+  candidate: int
+  block: int
+
+
+class Worker:
+  """Runs operations; see the methods for what each takes and gives.
+
+  Args:
+    name: its name.
+    build: gives the models; called once, on first use.
+  """
+
+  def __init__(self, name: str, build: Callable[[], Roles]):
+    self._name = name
+    self._build = build
+    self._roles: Roles | None = None
+    self._adapters: dict[str, Any] = {}
+    self._folded: dict[BufferKey, np.ndarray] = {}
+    self._units: dict[BufferKey, Any] = {}
+    self._embedded: dict[str, np.ndarray] = {}
+
+  def call(self, op: str, args: Mapping[str, Any], *inputs: Any) -> tuple[dict[str, Any], ...]:
+    """Runs one operation.
+
+    Returns:
+      (scalars with `seconds`, heavy results...).
+    """
+    start = time.perf_counter()
+    scalars, heavy = getattr(self, f"op_{op}")(*inputs, **args)
+    return {**scalars, "seconds": time.perf_counter() - start}, *heavy
+
+  @property
+  def roles(self) -> Roles:
+    """The models, loaded on first use."""
+    if self._roles is None:
+      self._roles = self._build()
+    return self._roles
+
+  # What a worker is.
+
+  def op_load(self) -> Output:
+    """Loads the models; gives the banner's facts."""
+    roles = self.roles
+    devices = jax.local_devices()
+    facts = {
+      "platform": devices[0].platform,
+      "device": devices[0].device_kind,
+      "devices": len(devices),
+      "parameters": dict(roles.parameters),
+    }
+    return facts, ()
+
+  def op_initial_adapter(self) -> Output:
+    """Gives the adapter as a run starts with it, flat, and the optimizer's first state."""
+    flat = buffer_lib.flatten(self.roles.initial)
+    return {}, (flat, initial_state(self.roles.recipe.settings.optim, flat.size))
+
+  def op_set_adapter(self, flat: np.ndarray, version: str) -> Output:
+    """Receives one adapter version."""
+    self._adapters[version] = buffer_lib.unflatten(flat, self.roles.initial)
+    return {"version": version}, ()
+
+  def op_keep(self, versions: tuple[str, ...], step: int) -> Output:
+    """Forgets every other adapter version, and the buffers of other steps."""
+    self._adapters = {v: a for v, a in self._adapters.items() if v in versions}
+    self._folded = {k: b for k, b in self._folded.items() if k.step == step}
+    self._units = {k: b for k, b in self._units.items() if k.step == step}
+    return {}, ()
+
+  # The step's tasks.
+
+  def op_generate(self, prompt: str, seed: int, seed_initial: int, version: str) -> Output:
+    """Generates one candidate; gives old scores, and the trajectory and latents as heavy results."""
+    roles, geometry = self.roles, self.roles.recipe.geometry
+    embeds = self._embeds(prompt)
+    trajectory = generate(
+      roles.rollout,
+      self._adapter(version),
+      roles.frozen,
+      roles.condition(roles.frozen, jnp.asarray(embeds)),
+      embeds,
+      chunks=geometry.chunks,
+      frames_per_chunk=geometry.frames_per_chunk,
+      seed=seed,
+      seed_initial=seed_initial,
+      version=version,
+    )
+    finite = bool(np.isfinite(trajectory.x).all())
+    return {"old_scores": trajectory.old_scores, "finite": finite}, (
+      trajectory,
+      trajectory.latents,
+    )
+
+  def op_decode(self, latents: np.ndarray) -> Output:
+    """Decodes one candidate's latents to uint8 frames."""
+    return {}, (self.roles.decode(latents),)
+
+  def op_judge(
+    self, *videos: np.ndarray, jobs: tuple[Job, ...], candidates: tuple[int, ...], retries: int
+  ) -> Output:
+    """Answers judge jobs; the videos come in the order of `candidates`."""
+    by_candidate = dict(zip(candidates, videos, strict=True))
+    components = self.roles.recipe.settings.reward.components
+    verdicts = judge_with_retries(self.roles.judge, jobs, by_candidate, components, retries)
+    return {"verdicts": verdicts}, ()
+
+  def op_heldout(self, video: np.ndarray, prompt: str) -> Output:
+    """The held-out measure of one video, by name; empty where the world has none."""
+    measure = self.roles.heldout
+    if measure is None:
+      return {"values": {}}, ()
+    values = measure(np.asarray(video)[None], [prompt])
+    return {"values": {name: float(v[0]) for name, v in values.items()}}, ()
+
+  def op_reference(self, trajectory: Trajectory, trained: tuple[int, ...], version: str) -> Output:
+    """What an adapter predicts at the trained points: means, or velocities at forward points."""
+    roles = self.roles
+    inputs = self._inputs(trajectory, trained, None)
+    adapter, recipe = self._adapter(version), roles.recipe
+    cache = roles.replay.init_cache()
+    out = []
+    for chunk, point in enumerate(inputs.points):
+      start = jnp.asarray(chunk * inputs.frames_per_chunk, jnp.int32)
+      out.append(roles.predict(adapter, roles.frozen, cache, point, inputs.conditioning, start))
+      if chunk + 1 < recipe.geometry.chunks:
+        cache = roles.replay.write_cache(
+          adapter, roles.frozen, cache, inputs.clean[chunk], inputs.conditioning, start
+        )
+    return {}, (np.stack([np.asarray(o) for o in out]),)
+
+  def op_forward(
+    self,
+    trajectory: Trajectory,
+    reference: np.ndarray | None = None,
+    *,
+    trained: tuple[int, ...],
+    version: str,
+  ) -> Output:
+    """The two-pass baseline's first half: channels and statistics."""
+    roles = self.roles
+    inputs = self._inputs(trajectory, trained, reference)
+    scores = replay_lib.score(
+      roles.replay,
+      self._adapter(version),
+      roles.frozen,
+      inputs,
+      range(roles.recipe.geometry.chunks),
+    )
+    return _scalars(scores), ()
+
+  def op_replay(
+    self,
+    trajectory: Trajectory,
+    reference: np.ndarray | None = None,
+    *,
+    key: tuple[int, int, int],
+    blocks: tuple[int, ...],
+    trained: tuple[int, ...],
+    version: str,
+  ) -> Output:
+    """Merged replay of some folding blocks; keeps the gradients, gives channels and statistics.
+
+    A whole replay folds at once with the objective's early weights. A part keeps one gradient per
+    unit until `fold` brings the weights, which need every part's scores.
+    """
+    roles, recipe = self.roles, self.roles.recipe
+    step, update, candidate = key
+    inputs = self._inputs(trajectory, trained, reference)
+    chunks = [recipe.blocks[b] for b in blocks]
+    objective = recipe.objective_of(update)
+    adapter = self._adapter(version)
+    known = _known_weights(recipe, objective)
+    if known is not None:
+      scores, folded = replay_lib.replay_folded(
+        roles.replay, adapter, roles.frozen, inputs, chunks, known
+      )
+      for block, gradient in zip(blocks, folded, strict=True):
+        key_ = BufferKey(step, update, candidate, block)
+        self._folded[key_] = buffer_lib.flatten(gradient)[None]
+      return _scalars(scores), ()
+    scores, units = replay_lib.replay(
+      roles.replay, adapter, roles.frozen, inputs, chunks, recipe.reduce_weights
+    )
+    scalars = _scalars(scores)
+    for block, gradient in zip(blocks, units, strict=True):
+      self._units[BufferKey(step, update, candidate, block)] = gradient
+    if len(blocks) == len(recipe.blocks):
+      old = np.asarray(trajectory.old_scores)[:, list(trained)]
+      early = early_weights(recipe, update, scalars, old)
+      self.op_fold(key=key, blocks=blocks, early=early)
+    return scalars, ()
+
+  def op_fold(
+    self, key: tuple[int, int, int], blocks: tuple[int, ...], early: np.ndarray
+  ) -> Output:
+    """Folds kept unit gradients with the early weights."""
+    for block in blocks:
+      name = BufferKey(*key, block)
+      self._folded[name] = buffer_lib.fold(self._units.pop(name), early)
+    return {}, ()
+
+  def op_backward(
+    self,
+    trajectory: Trajectory,
+    reference: np.ndarray | None = None,
+    *,
+    key: tuple[int, int, int],
+    trained: tuple[int, ...],
+    version: str,
+    weights: np.ndarray,
+  ) -> Output:
+    """The two-pass baseline's second half: one gradient per block, rewards already in `weights`."""
+    roles, recipe = self.roles, self.roles.recipe
+    inputs = self._inputs(trajectory, trained, reference)
+    scores, folded = replay_lib.replay_folded(
+      roles.replay, self._adapter(version), roles.frozen, inputs, recipe.blocks, weights
+    )
+    for block, gradient in enumerate(folded):
+      self._folded[BufferKey(*key, block)] = buffer_lib.flatten(gradient)[None]
+    return _scalars(scores), ()
+
+  def op_reduce(
+    self,
+    step: int,
+    update: int,
+    parts: tuple[tuple[int, int], ...],
+    late: Mapping[int, np.ndarray],
+  ) -> Output:
+    """Sums some (candidate, block) buffers, each times its candidate's late coefficients."""
+    total = np.zeros(self.roles.recipe.adapter_parameters, np.float64)
+    held = [(self._folded[BufferKey(step, update, c, b)], late[c]) for c, b in parts]
+    dropped = buffer_lib.accumulate(total, held)
+    size = sum(b.nbytes for b in self._folded.values())
+    return {"dropped": dropped, "parts": parts, "buffer_bytes": size}, (total,)
+
+  def op_update(
+    self,
+    adapter: np.ndarray,
+    ema: np.ndarray,
+    optimizer: tuple[np.ndarray, ...],
+    *sums: np.ndarray,
+    skip: bool,
+    count: int,
+  ) -> Output:
+    """Merges the workers' sums and takes one optimizer step."""
+    merged = buffer_lib.merge(sums)
+    outcome = self.roles.update(merged, adapter, ema, optimizer, skip=skip, count=count)
+    return outcome.scalars, (outcome.adapter, outcome.ema, outcome.optimizer, outcome.gradient)
+
+  # Helpers.
+
+  def _adapter(self, version: str) -> Any:
+    if version not in self._adapters:
+      held = ", ".join(sorted(self._adapters)) or "none"
+      raise LookupError(f"{self._name} lacks adapter {version!r}; it holds {held}")
+    return self._adapters[version]
+
+  def _embeds(self, prompt: str) -> np.ndarray:
+    if prompt not in self._embedded:
+      self._embedded[prompt] = np.asarray(self.roles.embed([prompt])[0], np.float32)
+    return self._embedded[prompt]
+
+  def _inputs(
+    self, trajectory: Trajectory, trained: tuple[int, ...], reference: np.ndarray | None
+  ) -> replay_lib.ReplayInputs:
+    roles = self.roles
+    conditioning = roles.condition(roles.frozen, jnp.asarray(trajectory.prompt_embeds))
+    frames = roles.recipe.geometry.frames_per_chunk
+    return replay_inputs(roles.rollout, trajectory, conditioning, trained, frames, reference)
+
+
+def _scalars(scores: Mapping[int, replay_lib.ChunkScores]) -> dict[str, Any]:
+  order = sorted(scores)
+  return {
+    "chunks": tuple(order),
+    "channels": np.stack([np.asarray(scores[c].channels) for c in order]),
+    "statistics": np.stack([np.asarray(scores[c].statistics) for c in order]),
+  }
+
+
+def _known_weights(recipe: Any, objective: Any) -> np.ndarray | None:
+  """Weights [chunks, steps, channels] where one buffer needs no scores, else None."""
+  if not getattr(objective, "on_policy", False) or objective.buffers(recipe.units) != 1:
+    return None
+  if objective.statistics:
+    return None
+  blank = np.zeros((recipe.units, len(objective.channels)))
+  early = objective.early(blank, blank, np.zeros((recipe.units, 0)))
+  return np.einsum("uj,cuk->ckj", early[0], recipe.reduce_weights)
+
+
+def early_weights(
+  recipe: Any, update: int, scalars: Mapping[str, Any], old_scores: np.ndarray
+) -> np.ndarray:
+  """The objective's early weights of one candidate from its raw scalars of every chunk.
+
+  Args:
+    recipe: the run's recipe.
+    update: index of the update within the step.
+    scalars: `channels` [chunks, steps, channels] and `statistics` of every chunk, in order.
+    old_scores: the rollout's scores [chunks, trained steps].
+  """
+  channels, old, statistics = unit_scalars(recipe, scalars, old_scores)
+  return recipe.objective_of(update).early(channels, old, statistics)
+
+
+def unit_scalars(
+  recipe: Any, scalars: Mapping[str, Any], old_scores: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Channels, old channels and statistics of a candidate's units, in float64.
+
+  Differences are taken chunk by chunk before they are added up, so that the float32 scores lose
+  nothing; only the score has an old value.
+  """
+  weights = recipe.reduce_weights
+  now = np.asarray(scalars["channels"], np.float64)
+  before = now.copy()
+  before[..., 0] = np.asarray(old_scores, np.float64)
+  return (
+    replay_lib.units_of(now, weights),
+    replay_lib.units_of(before, weights),
+    replay_lib.units_of(np.asarray(scalars["statistics"], np.float64), weights),
+  )
