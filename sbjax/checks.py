@@ -151,6 +151,11 @@ def algorithm(settings: Settings) -> None:
       f"algorithm.dual_clip is {algo.dual_clip}; it bounds the ratio from above, so use a value "
       f"above 1 + algorithm.clip_high ({1.0 + algo.clip_high}), such as 3, or 0 for none."
     )
+  if name == "kvpo" and algo.minibatch_order == "reference" and algo.minibatches > 1:
+    raise ValueError(
+      "algorithm.minibatch_order is 'reference', which cuts through groups; 'kvpo' compares the "
+      "candidates of a whole group, so use 'group_major'."
+    )
   if name == "grpo_guard" and settings.rollout.transition != "sde":
     raise ValueError(
       f"rollout.transition is {settings.rollout.transition!r}; algorithm 'grpo_guard' is derived "
@@ -161,7 +166,7 @@ def algorithm(settings: Settings) -> None:
 def advantage(settings: Settings) -> None:
   """Rewards can be combined as asked."""
   combine, name = settings.advantage.combine, settings.algorithm.name
-  one_column = ("diffusion_nft", "kvpo", "flow_dppo")
+  one_column = ("diffusion_nft", "kvpo")
   if combine == "separate_loss" and name in one_column:
     raise ValueError(
       f"advantage.combine is 'separate_loss'; algorithm {name!r} takes one advantage a candidate, "
@@ -241,6 +246,24 @@ def lora(settings: Settings) -> None:
     )
 
 
+def objective(settings: Settings) -> None:
+  """Objective and advantages can be built from the settings."""
+  # As the layers, these import JAX.
+  from sbjax.algorithms import advantages, objectives, selection
+
+  _, sampler = model_sizes(settings)
+  trained = selection.trained_steps(
+    settings.algorithm.train_steps,
+    len(sampler.denoising_steps) - 1,
+    seed=settings.seed,
+    step=0,
+    candidate=0,
+    group=0,
+  )
+  objectives.from_settings(settings, len(trained))
+  advantages.from_settings(settings)
+
+
 def devices(settings: Settings) -> None:
   """There are as many devices as the workers ask for."""
   r = settings.runtime
@@ -249,44 +272,55 @@ def devices(settings: Settings) -> None:
       f"runtime.mesh is {r.mesh!r}; its product must be runtime.devices_per_worker "
       f"({r.devices_per_worker})."
     )
+  if r.gpus_per_worker not in (0, r.devices_per_worker):
+    raise ValueError(
+      f"runtime.gpus_per_worker is {r.gpus_per_worker}; a worker uses all of its GPUs, so it must "
+      f"be runtime.devices_per_worker ({r.devices_per_worker}), or 0 to run on CPUs."
+    )
   workers = 1 if r.executor == "inline" else r.actor_workers + r.reward_workers
-  enough(workers, r.devices_per_worker, *machine_devices())
+  if r.ray_address:  # what a cluster has is asked of Ray when the run connects to it
+    return
+  if r.gpus_per_worker:
+    enough_gpus(workers, r.gpus_per_worker, visible_gpus())
+  else:
+    enough_cores(workers, r.devices_per_worker, len(os.sched_getaffinity(0)))
 
 
-def enough(workers: int, devices_per_worker: int, kind: str, available: int) -> None:
-  """Refuses more devices than there are.
-
-  Args:
-    workers: worker processes.
-    devices_per_worker: devices that each of them owns.
-    kind: `gpu` or `core`, what a device is on this machine.
-    available: how many of them there are.
+def enough_gpus(workers: int, gpus_per_worker: int, available: int) -> None:
+  """Refuses more GPUs than there are.
 
   Raises:
-    ValueError: where they do not suffice.
+    ValueError: `workers` × `gpus_per_worker` is more than `available`.
   """
-  asked = workers * devices_per_worker
-  most = available if kind == "gpu" else available * CPU_DEVICES_PER_CORE
-  if asked > most:
-    has = (
-      f"{available} GPUs" if kind == "gpu" else f"{available} CPU cores, good for {most} devices"
-    )
+  asked = workers * gpus_per_worker
+  if asked > available:
     raise ValueError(
-      f"runtime.actor_workers, reward_workers and devices_per_worker ask for {workers} × "
-      f"{devices_per_worker} = {asked} devices; there are {has}, so ask for fewer."
+      f"runtime.gpus_per_worker is {gpus_per_worker}; {workers} workers ask for {asked} GPUs and "
+      f"{available} are visible, so use fewer workers or GPUs, or 0 to run on CPUs."
     )
 
 
-def machine_devices() -> tuple[str, int]:
-  """Counts this machine's devices without JAX: (`gpu`, n), or (`core`, n) where there is no GPU."""
-  visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+def enough_cores(workers: int, devices_per_worker: int, cores: int) -> None:
+  """Refuses far more CPU devices than there are cores; some more share the cores.
+
+  Raises:
+    ValueError: more than `CPU_DEVICES_PER_CORE` devices for each of the `cores`.
+  """
+  asked, most = workers * devices_per_worker, cores * CPU_DEVICES_PER_CORE
+  if asked > most:
+    raise ValueError(
+      f"runtime.actor_workers and reward_workers ask for {asked} devices on {cores} CPU cores, "
+      f"which carry at most {most}; use fewer workers or runtime.devices_per_worker."
+    )
+
+
+def visible_gpus() -> int:
+  """Counts this machine's GPUs without JAX, as `CUDA_VISIBLE_DEVICES` restricts them."""
   present = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
-  if visible is not None:
-    named = [part for part in visible.split(",") if part.strip() and part.strip() != "-1"]
-    present = min(present, len(named))
-  if present and os.environ.get("JAX_PLATFORMS", "") != "cpu":
-    return "gpu", present
-  return "core", len(os.sched_getaffinity(0))
+  visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+  if visible is None:
+    return present
+  return min(present, len([part for part in visible.split(",") if part.strip() not in ("", "-1")]))
 
 
 def _either(numbers: list[int]) -> str:
@@ -316,4 +350,5 @@ CHECKS: tuple[Callable[[Settings], None], ...] = (
   devices,
   prompts,
   lora,
+  objective,
 )

@@ -90,7 +90,7 @@ def prepare_environment(settings: Settings) -> None:
   """Sets what JAX and Ray read when they start, before either does anything."""
   # A driver that owned an accelerator would take its memory from the worker; in the inline executor
   # driver and worker are one process. Not by the environment, which Ray's workers would inherit.
-  if settings.runtime.executor == "ray":
+  if settings.runtime.executor == "ray" or not settings.runtime.gpus_per_worker:
     import jax
 
     jax.config.update("jax_platforms", "cpu")

@@ -138,6 +138,10 @@ def test_a_missing_field_is_named():
     ({"algorithm__train_steps": "fraction:."}, "to 1"),
     ({"algorithm__dual_clip": 1.0}, "above 1 + algorithm.clip_high"),
     ({"algorithm__name": "grpo_guard"}, "derived for 'sde'"),
+    (
+      {"algorithm__name": "kvpo", "algorithm__minibatch_order": "reference"},
+      "so use 'group_major'",
+    ),
     ({"advantage__baseline": "anchor"}, "use 'group_mean'"),
     (
       {"algorithm__name": "diffusion_nft", "advantage__combine": "separate_loss"},
@@ -160,6 +164,11 @@ def test_a_missing_field_is_named():
     ({"report__samples": 25}, "a step makes 24 videos"),
     ({"runtime__mesh": (2, 1)}, "its product must be runtime.devices_per_worker (1)"),
     ({"runtime__actor_workers": 10_000}, "10001 devices"),
+    ({"runtime__gpus_per_worker": 2}, "must be runtime.devices_per_worker (1)"),
+    (
+      {"runtime__gpus_per_worker": 1, "runtime__actor_workers": 1000},
+      "1001 workers ask for 1001 GPUs",
+    ),
     ({"lora__targets": ("*", "mlp*")}, "lora.targets has 'mlp*', which matches nothing"),
     ({"lora__targets": ()}, "lora.targets is empty"),
     ({"lora__rank": 193}, "the model is 192 wide"),
@@ -169,6 +178,24 @@ def test_a_missing_field_is_named():
 )
 def test_settings_that_cannot_work_together(fields, says):
   assert says in refusal(**fields)
+
+
+@pytest.mark.parametrize(
+  "name", ["dance_grpo", "flow_grpo", "flow_dppo", "gspo", "diffusion_nft", "kvpo"]
+)
+@pytest.mark.parametrize("kl_coef", [0.0, 0.04])
+def test_every_algorithm_is_accepted(name, kl_coef):
+  assert config.validate(changed(algorithm__name=name, algorithm__kl_coef=kl_coef))
+
+
+@pytest.mark.parametrize(
+  ("transition", "noise_level"), [("dance_sde", 0.3), ("sde", 0.7), ("cps", 1.0), ("renoise", 1.0)]
+)
+def test_every_transition_is_accepted(transition, noise_level):
+  fields = {"rollout__transition": transition, "rollout__noise_level": noise_level}
+  assert config.validate(changed(**fields))
+  if transition == "sde":
+    assert config.validate(changed(algorithm__name="grpo_guard", **fields))
 
 
 @pytest.mark.parametrize("frames", [9, 21, 33, 45, 81])
@@ -197,13 +224,15 @@ def test_long_and_unknown_prompts(tmp_path):
   assert "line 2: prompt 'a red cat moves left slowly'" in refusal(prompts__train=str(path))
 
 
-def test_devices_of_either_kind():
-  checks.enough(2, 4, "gpu", 8)
-  with pytest.raises(ValueError, match="there are 8 GPUs"):
-    checks.enough(3, 4, "gpu", 8)
-  checks.enough(4, 1, "core", 2)
-  with pytest.raises(ValueError, match="2 CPU cores"):
-    checks.enough(9, 1, "core", 2)
+def test_devices_of_either_kind(monkeypatch):
+  checks.enough_gpus(2, 4, 8)
+  with pytest.raises(ValueError, match="3 workers ask for 12 GPUs and 8 are visible"):
+    checks.enough_gpus(3, 4, 8)
+  checks.enough_cores(4, 1, 2)
+  with pytest.raises(ValueError, match="9 devices on 2 CPU cores"):
+    checks.enough_cores(9, 1, 2)
+  monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+  assert checks.visible_gpus() == 0
 
 
 @pytest.mark.parametrize(

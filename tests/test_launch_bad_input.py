@@ -55,6 +55,7 @@ def refusal(capsys, *arguments):
     (["--config.lora.targets=('mlp.*',)"], "matches nothing"),
     (["--config.prompts.train=no.txt"], "prompts.train: 'no.txt' is not there"),
     (["--config.runtime.actor_workers=1000"], "1001 devices"),
+    (["--config.runtime.gpus_per_worker=1", "--config.runtime.actor_workers=99"], "100 GPUs"),
     (["--config.seed"], "seed"),
     (["--workdirr=x"], "there is no flag --workdirr"),
     (["stray"], "'stray' is not a flag"),
