@@ -83,6 +83,9 @@ def get_config() -> config_dict.ConfigDict:
   c.runtime.reward_workers = 1
   c.runtime.devices_per_worker = 1
   c.runtime.mesh = (1, 1)  # devices of a worker along (fsdp, seq)
+  c.runtime.cores_per_worker = 1  # CPU cores a worker is pinned to, without an accelerator; 0: none
+  c.runtime.gpus_per_worker = 0  # accelerators that Ray reserves for a worker
+  c.runtime.ray_address = ""  # a running cluster's address; empty: start Ray here, on 127.0.0.1
   c.runtime.task_timeout_s = 120.0  # per task, after warm-up
   c.runtime.startup_timeout_s = 600.0
   c.runtime.chunk_blocks = 2  # fixed folding blocks of a replay

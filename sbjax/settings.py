@@ -160,6 +160,9 @@ class SettingsRuntime:
   reward_workers: Whole
   devices_per_worker: Count
   mesh: tuple[Count, Count]
+  cores_per_worker: Whole
+  gpus_per_worker: Whole
+  ray_address: str
   task_timeout_s: Seconds
   startup_timeout_s: Seconds
   chunk_blocks: Count

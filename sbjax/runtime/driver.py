@@ -34,6 +34,7 @@ class Driver:
     reward: the driver's part of the reward.
     log_dir: folder for worker logs.
     say: prints one line for the user.
+    builder: `module:function` that gives a worker's models.
   """
 
   def __init__(
@@ -43,6 +44,7 @@ class Driver:
     reward: Reward,
     log_dir: str,
     say: Callable[[str], None],
+    builder: str = "sbjax.runtime.roles:build_roles",
   ):
     settings = recipe.settings
     self.recipe, self.executor, self._reward, self._say = recipe, executor, reward, say
@@ -51,7 +53,7 @@ class Driver:
       self.scheme, settings.runtime.actor_workers, settings.runtime.reward_workers
     )
     specs = [
-      WorkerSpec(slot.name, slot.group, index, settings, f"{log_dir}/{slot.name}.log")
+      WorkerSpec(slot.name, slot.group, index, settings, f"{log_dir}/{slot.name}.log", builder)
       for index, slot in enumerate(self.slots)
     ]
     self.pool = Pool(executor, specs, startup_timeout_s=settings.runtime.startup_timeout_s, say=say)
@@ -318,9 +320,8 @@ def make_executor(recipe: Recipe, log_dir: str, cache_dir: str) -> Executor:
   runtime = recipe.settings.runtime
   if runtime.executor == "inline":
     from sbjax.runtime.inline import InlineExecutor
-    from sbjax.runtime.roles import build_roles
 
-    return InlineExecutor(build_roles)
+    return InlineExecutor()
   from sbjax.runtime.ray_executor import RayExecutor
 
   return RayExecutor(

@@ -171,7 +171,9 @@ def _evaluate_one(
       [nan if r.components is None else r.components[component] for r in rewards]
     )
   for measure in sorted(program.heldout[0]) if program.heldout else ():
-    values[f"heldout_{measure}"] = np.array(
+    # `heldout` is the continuous measure; others keep their own name behind it.
+    key = "heldout" if measure == "p" else f"heldout_{measure}"
+    values[key] = np.array(
       [program.heldout[i][measure] for i in range(len(items))]
     )
   records = tuple(

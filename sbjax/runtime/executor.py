@@ -1,6 +1,7 @@
 """The executor protocol: how a driver reaches workers, and the errors it must expect."""
 
 import dataclasses
+import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -35,6 +36,7 @@ class WorkerSpec:
     index: position among all workers; picks devices and cores.
     settings: the run's settings, from which the worker builds its models.
     log_file: where its output goes.
+    builder: `module:function` that gives the worker's models from the settings.
   """
 
   name: str
@@ -42,6 +44,7 @@ class WorkerSpec:
   index: int
   settings: Settings
   log_file: str
+  builder: str = "sbjax.runtime.roles:build_roles"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +75,12 @@ class Result:
   scalars: Mapping[str, Any]
   heavy: tuple[Handle, ...]
   seconds: float
+
+
+def load_builder(spec: WorkerSpec) -> Any:
+  """Imports what builds a worker's models."""
+  module, _, function = spec.builder.partition(":")
+  return getattr(importlib.import_module(module), function)
 
 
 class Executor(Protocol):

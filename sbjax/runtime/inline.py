@@ -1,25 +1,20 @@
-"""The inline executor: the same graph and the same operations in this process, one after another."""
+"""The inline executor: the same graph and operations in this process, one after another."""
 
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from sbjax.runtime.executor import Call, Result, TaskRaised, WorkerLost, WorkerSpec
+from sbjax.runtime.executor import Call, Result, TaskRaised, WorkerLost, WorkerSpec, load_builder
 from sbjax.runtime.roles import Roles
 from sbjax.runtime.worker import Worker
 
 
 class InlineExecutor:
-  """Runs calls when they are waited for; workers share one set of models.
+  """Runs calls when they are waited for; workers share one set of models."""
 
-  Args:
-    build: gives the models from the settings of the first worker.
-  """
-
-  def __init__(self, build: Callable[[Any], Roles]):
-    self._build = build
+  def __init__(self):
     self._roles: Roles | None = None
     self._specs: dict[str, WorkerSpec] = {}
     self._workers: dict[str, Worker] = {}
@@ -30,7 +25,8 @@ class InlineExecutor:
 
   def _shared(self) -> Roles:
     if self._roles is None:
-      self._roles = self._build(next(iter(self._specs.values())).settings)
+      spec = next(iter(self._specs.values()))
+      self._roles = load_builder(spec)(spec.settings)
     return self._roles
 
   def start(self, specs: Sequence[WorkerSpec]) -> None:

@@ -87,7 +87,9 @@ def make_update(settings: SettingsOptim) -> UpdateFn:
   def run(gradient, adapter, ema, leaves):
     blank = jax.eval_shape(transform.init, adapter)
     state = jax.tree.unflatten(jax.tree.structure(blank), leaves)
-    updates, after = transform.update(gradient, state, adapter)
+    # optax mixes Python floats with integer counters; its casts are its own business.
+    with jax.numpy_dtype_promotion("standard"):
+      updates, after = transform.update(gradient, state, adapter)
     new = optax.apply_updates(adapter, updates)
     return new, decay * ema + (1.0 - decay) * new, jax.tree.leaves(after)
 

@@ -14,6 +14,7 @@ from sbjax.runtime.executor import (
   TaskRaised,
   WorkerLost,
   WorkerSpec,
+  load_builder,
 )
 
 # Ray listens on every interface unless it believes that it runs on a single machine; see
@@ -33,10 +34,9 @@ class _RayWorker:
       # JAX sizes its thread pool by this thread's affinity when it starts; one core per worker
       # keeps workers out of each other's way and sums in one order for every number of workers.
       os.sched_setaffinity(0, cores)
-    from sbjax.runtime.roles import build_roles
     from sbjax.runtime.worker import Worker
 
-    self._worker = Worker(spec.name, lambda: build_roles(spec.settings))
+    self._worker = Worker(spec.name, lambda: load_builder(spec)(spec.settings))
 
   def call(self, op: str, args: dict[str, Any], *inputs: Any):
     """Runs one operation; Ray splits the tuple into separate objects."""

@@ -73,28 +73,7 @@ def reward_of(settings: Settings) -> Reward:
 def build_roles(settings: Settings) -> Roles:
   """Loads the models and builds the jitted functions; compiles nothing yet."""
   world = digits.load_world(settings.model.checkpoint or None)
-  recipe = make_recipe(settings, world.dit_config, world.sampler)
-  graphdef, frozen = nnx.split(world.dit)
-  policy = WanPolicy(graphdef, recipe.dit, recipe.sampler, recipe.lora.scale)
-  objective = recipe.objective
-  functions = objective.functions
-  channels = [functions[name] for name in objective.channels]
-  extra = jnp.asarray(world.conditioning_channels, jnp.float32)
   vae_def, vae_state = nnx.split(world.vae)
-
-  @jax.jit
-  def predict(adapter, frozen, cache, point, conditioning, start_frame):
-    def one(p):
-      velocity = policy.velocity(adapter, frozen, p.x, p.timestep, conditioning, cache, start_frame)
-      if objective.points == "forward":
-        return velocity
-      return recipe.transition.step(p.x, velocity, p.sigma, p.sigma_next)[0]
-
-    return jax.lax.map(one, point)
-
-  @jax.jit
-  def condition(frozen, embeds):
-    return policy.condition(frozen, embeds, extra)
 
   @jax.jit
   def decode(state, latents):
@@ -103,34 +82,87 @@ def build_roles(settings: Settings) -> Roles:
     scaled = 255.0 * jnp.clip(0.5 * pixels + 0.5, 0.0, 1.0)
     return scaled.astype(jnp.uint8).transpose(0, 2, 3, 1)
 
+  return assemble(
+    make_recipe(settings, world.dit_config, world.sampler),
+    world.dit,
+    np.asarray(world.conditioning_channels, np.float32),
+    embed=lambda prompts: digits.encode_prompts(world, prompts, settings.prompts.overflow),
+    decode=lambda latents: np.asarray(decode(vae_state, jnp.asarray(latents))),
+    judge=_judge(settings, world),
+    heldout=lambda videos, prompts: digits.heldout_scores(world, videos, prompts),
+    parameters={"decoder": _count(vae_state)},
+  )
+
+
+def assemble(
+  recipe: Recipe,
+  dit: nnx.Module,
+  conditioning_channels: np.ndarray,
+  *,
+  embed: Callable[[Sequence[str]], np.ndarray],
+  decode: Callable[[np.ndarray], np.ndarray],
+  judge: Judge,
+  heldout: Callable[[np.ndarray, Sequence[str]], Mapping[str, np.ndarray]] | None,
+  parameters: Mapping[str, int],
+) -> Roles:
+  """Builds a worker's functions around a video model, whichever world or checkpoint it is of.
+
+  Args:
+    recipe: objective, schedule, geometry.
+    dit: the video model.
+    conditioning_channels: [extra, height, width], concatenated to every latent frame.
+    embed: prompts -> prompt embeddings.
+    decode: latents -> uint8 video.
+    judge: answers judge jobs.
+    heldout: the held-out measure, or None.
+    parameters: parameter counts of the other models, for the banner.
+  """
+  graphdef, frozen = nnx.split(dit)
+  policy = WanPolicy(graphdef, recipe.dit, recipe.sampler, recipe.lora.scale)
+  objective, transition = recipe.objective, recipe.transition
+  functions = objective.functions
+  channels = [functions[name] for name in objective.channels]
+
+  @jax.jit
+  def predict(adapter, weights, cache, point, conditioning, start_frame):
+    def one(p):
+      velocity = policy.velocity(
+        adapter, weights, p.x, p.timestep, conditioning, cache, start_frame
+      )
+      if objective.points == "forward":
+        return velocity
+      return transition.step(p.x, velocity, p.sigma, p.sigma_next)[0]
+
+    return jax.lax.map(one, point)
+
+  @jax.jit
+  def condition(weights, embeds):
+    return policy.condition(weights, embeds, jnp.asarray(conditioning_channels))
+
+  statistics = [functions[name] for name in objective.statistics]
   return Roles(
     recipe=recipe,
     frozen=frozen,
-    initial=init_lora(recipe.lora, recipe.dit, jax.random.key(settings.seed)),
+    initial=init_lora(recipe.lora, recipe.dit, jax.random.key(recipe.settings.seed)),
     rollout=make_rollout(
       policy,
-      recipe.transition,
+      transition,
       recipe.schedule,
       channels[0],
       recipe.geometry.chunk_shape,
       objective.points,
     ),
-    replay=make_replay(
-      policy,
-      recipe.transition,
-      channels,
-      [functions[name] for name in objective.statistics],
-    ),
-    update=make_update(settings.optim),
+    replay=make_replay(policy, transition, channels, statistics),
+    update=make_update(recipe.settings.optim),
     predict=predict,
     condition=condition,
-    embed=lambda prompts: digits.encode_prompts(world, prompts, settings.prompts.overflow),
-    decode=lambda latents: np.asarray(decode(vae_state, jnp.asarray(latents))),
-    judge=_judge(settings, world),
-    heldout=lambda videos, prompts: digits.heldout_scores(world, videos, prompts),
+    embed=embed,
+    decode=decode,
+    judge=judge,
+    heldout=heldout,
     parameters={
       "video model": _count(frozen),
-      "decoder": _count(vae_state),
+      **parameters,
       "adapter": recipe.adapter_parameters,
     },
   )

@@ -1,4 +1,4 @@
-"""Warm-up: every shape compiled on every worker before step 1, timed, and checked across workers."""
+"""Warm-up: every shape compiled on every worker before step 1, timed, and compared."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence

@@ -101,7 +101,7 @@ class Worker:
   # The step's tasks.
 
   def op_generate(self, prompt: str, seed: int, seed_initial: int, version: str) -> Output:
-    """Generates one candidate; gives old scores, and the trajectory and latents as heavy results."""
+    """Generates one candidate; gives old scores, and trajectory and latents as heavy results."""
     roles, geometry = self.roles, self.roles.recipe.geometry
     embeds = self._embeds(prompt)
     trajectory = generate(
