@@ -1,8 +1,8 @@
 """Real videos of the digits world: handwritten 8x8 digits that move over a 64x64 canvas.
 
 Everything is numpy and a pure function of its seed. The digit images are the UCI "optical
-recognition of handwritten digits" set as scikit-learn ships it; they are stored with the weights, so
-scikit-learn is needed only where the world is created anew.
+recognition of handwritten digits" set as scikit-learn ships it; they are stored with the weights,
+so scikit-learn is needed only where the world is created anew.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def draw_scenes(
   return draw(ink[scenes.image], prompts_lib.PALETTE[scenes.colour], centres)
 
 
-def to_uint8(videos: Float[np.ndarray, "..."]) -> UInt8[np.ndarray, "..."]:
+def to_uint8(videos: Float[np.ndarray, "*shape"]) -> UInt8[np.ndarray, "*shape"]:
   """Videos in [0, 1] to bytes, rounded."""
   return np.round(np.clip(videos, 0.0, 1.0) * 255.0).astype(np.uint8)
 

@@ -47,7 +47,9 @@ def crops(
   pad = CROP_PX // 2
   padded = np.pad(ink, ((0, 0), (pad, pad), (pad, pad)))
   out = np.empty((len(ink), CROP_PX, CROP_PX), np.float32)
-  for i, (r, c) in enumerate(zip(np.rint(row).astype(int), np.rint(column).astype(int))):
+  for i, (r, c) in enumerate(
+    zip(np.rint(row).astype(int), np.rint(column).astype(int), strict=True)
+  ):
     out[i] = padded[i, r + 1 : r + 1 + CROP_PX, c + 1 : c + 1 + CROP_PX]
   pooled = out.reshape(-1, 14, 2, 14, 2).mean((2, 4))
   return pooled.reshape(len(ink), 196) / (pooled.max((1, 2))[:, None] + 1e-6)

@@ -1,8 +1,9 @@
 """The judge of the digits world: a small video network that reads digit, colour and motion.
 
 It looks at every frame with a convolutional network, reduces each to features and to a few
-keypoints (the centres of mass of learned maps, in pixels), and looks over time at both. Its cost, tens of
-milliseconds a video on one core, is a real share of a training step, as a learned reward model's is.
+keypoints (the centres of mass of learned maps, in pixels), and looks over time at both. Its cost,
+tens of milliseconds a video on one core, is a real share of a training step, as that of a learned
+reward model is.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ def muon_for(
   vector_learning_rate: optax.Schedule,
   clip_norm: float = 1.0,
 ) -> optax.GradientTransformation:
-  """Muon (Jordan et al. 2024) where `dimension_numbers(path, leaf)` names a matrix, AdamW elsewhere.
+  """Muon (Jordan et al. 2024) where `dimension_numbers(path, leaf)` names a matrix, else AdamW.
 
   Its updates are orthogonal matrices, so a learning rate of 0.01 changes a fresh weight by about
   one per cent a step whatever the size of its gradient.

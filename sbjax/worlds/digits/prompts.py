@@ -1,4 +1,4 @@
-"""What a prompt of the digits world asks for, as words and as numbers, and which prompts are held out.
+"""What a prompt of the digits world asks for, in words and numbers, and which prompts are held out.
 
 A prompt names a colour (6), a digit (10), a direction (4) and a speed (2): 480 sentences in all,
 such as "a red seven moves left slowly".

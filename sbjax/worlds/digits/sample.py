@@ -1,8 +1,8 @@
 """The few-step sampler of the world, used to measure the base model.
 
-Each chunk starts from noise; at every step the network's flow gives an estimate of the clean chunk,
-which is noised again to the next, lower level (Self-Forcing's sampler). A clean pass then writes the
-chunk into the key-value cache.
+Each chunk starts from noise. At every step the network's flow gives an estimate of the clean chunk,
+which is noised again to the next, lower level (Self-Forcing's sampler). A clean pass then writes
+the chunk into the key-value cache.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class WordTokenizer:
   def __post_init__(self):
     if len(set(self.vocabulary)) != len(self.vocabulary) or self.vocabulary[:2] != (PAD, END):
       raise ValueError(
-        f"vocabulary is {self.vocabulary!r}; it must hold distinct words and begin with {PAD}, {END}"
+        f"vocabulary is {self.vocabulary!r}; it must be distinct words that begin with {PAD}, {END}"
       )
     if self.text_len < 2:
       raise ValueError(f"text_len is {self.text_len}; it must be at least 2")

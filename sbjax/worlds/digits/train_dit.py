@@ -2,8 +2,8 @@
 
 Teacher forcing: every chunk is denoised given the clean chunks before it, at a noise level of its
 own. The noise levels of the few-step sampler get most of the weight, because only those are used.
-There is no guidance, no text dropout and no distillation: with four steps the plain model is already
-level with a twenty-step solver, and its errors are what reinforcement learning is to repair.
+There is no guidance, no text dropout and no distillation: with four steps the plain model is
+already level with a twenty-step solver. Its errors are what reinforcement learning is to repair.
 """
 
 from __future__ import annotations
@@ -80,7 +80,9 @@ def encode_videos(
   return {"latents": latents, "ids": ids, "mask": mask}, mean, std
 
 
-def draw_sigmas(key: Array, shape: tuple[int, ...], sampler: SamplerConfig) -> Float[Array, "..."]:
+def draw_sigmas(
+  key: Array, shape: tuple[int, ...], sampler: SamplerConfig
+) -> Float[Array, "*shape"]:
   """Noise levels: most often one of the sampler's, otherwise uniform under the same shift."""
   choose, pick, uniform = jax.random.split(key, 3)
   levels = jnp.asarray(denoising_schedule(sampler)[1])
