@@ -24,6 +24,7 @@ import optax
 import orbax.checkpoint as ocp
 import tensorstore
 
+from sbjax import files
 from sbjax.runtime.records import TrainState
 from sbjax.state.quiet import OrbaxQuiet
 
@@ -33,6 +34,10 @@ _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EFB
 
 class CheckpointError(ValueError):
   """A checkpoint that cannot be written, read or used here; one sentence says why."""
+
+
+class CheckpointWriteError(files.OutputError, CheckpointError):
+  """A checkpoint that the disk refused; the last good step is intact."""
 
 
 class Checkpointer:
@@ -58,7 +63,7 @@ class Checkpointer:
       details: further facts to store (a config's fingerprint); never compared.
 
     Raises:
-      CheckpointError: where the folder cannot be made or written.
+      CheckpointWriteError: where the folder cannot be made or written.
     """
     if keep < 1:
       raise CheckpointError(f"checkpoint.keep is {keep}; keep at least 1")
@@ -77,7 +82,7 @@ class Checkpointer:
       )
     except Exception as error:
       self._quiet.stop()
-      raise CheckpointError(
+      raise CheckpointWriteError(
         f"cannot open checkpoints in {self._directory}: {_reason(error)}; name a workdir that can "
         "be written"
       ) from error
@@ -99,7 +104,7 @@ class Checkpointer:
       state: the state after a step.
 
     Raises:
-      CheckpointError: where this or the previous write failed; the last good step is intact.
+      CheckpointWriteError: where this or the previous write failed; the last good step is intact.
     """
     self.wait()
     if state.step in self._saved or state.step == self._restored:
@@ -138,7 +143,7 @@ class Checkpointer:
     """Blocks until the write in progress is on disk.
 
     Raises:
-      CheckpointError: where it failed; the last good step is intact.
+      CheckpointWriteError: where it failed; the last good step is intact.
     """
     try:
       self._manager.wait_until_finished()
@@ -180,7 +185,7 @@ class Checkpointer:
     """Waits for the write in progress and lets go of Orbax's threads.
 
     Raises:
-      CheckpointError: where that write failed.
+      CheckpointWriteError: where that write failed.
     """
     try:
       self.wait()
@@ -188,11 +193,11 @@ class Checkpointer:
       self._manager.close()
       self._quiet.stop()
 
-  def _write_error(self, step: int, error: Exception) -> CheckpointError:
+  def _write_error(self, step: int, error: Exception) -> CheckpointWriteError:
     latest = self.latest_step()
     intact = "no earlier one exists" if latest is None else f"step {latest} is intact"
     name = "a checkpoint" if step < 0 else f"checkpoint {step}"
-    return CheckpointError(
+    return CheckpointWriteError(
       f"cannot write {name} to {self._directory}: {_reason(error)} ({intact}); free some space or "
       "repair the folder, then resume"
     )
