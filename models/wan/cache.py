@@ -9,9 +9,8 @@ they differ when it is longer, and when a chunk is written again.
 * LongLive-1.3B: the same roll; a repeated chunk never overwrites the sink and leaves the indices
   alone; the sink is attended always, and of the rest the last `window − sink` slots.
 
-The cache is never rolled before attention: keys carry their absolute rotary position, so the order
-  of slots does not matter to a softmax, and an evicted slot is simply masked. The roll happens
-  once, when the chunk is written.
+A chunk attends to two key sets: what is left of the cache after the roll (`past_slots`) and itself.
+  Its own keys need not be written first, so denoising steps and gradients leave the cache alone.
 """
 
 import dataclasses
@@ -53,10 +52,13 @@ class KVCache:
 class SlotPlan(NamedTuple):
   """What one chunk of `tokens` does to the slots; shared by all layers.
 
+  Slots are counted after the roll. Of them only the first `past` can hold anything that the chunk
+  attends to: the rest is room for the chunk.
+
   Attributes:
-    attend_cached: which of the present slots are attended, beside the chunk itself.
-    attend_new: which of the chunk's own tokens are attended.
-    source: the present slot whose content each slot holds after the roll.
+    attend_past: which of the first `past` slots are attended, beside the chunk itself.
+    attend_own: which of the chunk's own tokens are attended.
+    evict: by how many slots the roll moves what lies behind the sink.
     write_low: first slot that the chunk writes.
     write_high: one past the last slot that the chunk writes.
     global_end: the new index.
@@ -64,9 +66,9 @@ class SlotPlan(NamedTuple):
     overflow: whether a global cache has no room for the chunk.
   """
 
-  attend_cached: Bool[Array, " slots"]
-  attend_new: Bool[Array, " tokens"]
-  source: Int[Array, " slots"]
+  attend_past: Bool[Array, " past"]
+  attend_own: Bool[Array, " tokens"]
+  evict: Int[Array, ""] | None
   write_low: Int[Array, ""]
   write_high: Int[Array, ""]
   global_end: Int[Array, ""]
@@ -117,40 +119,47 @@ def plan_slots(
   sink, longlive = cache.sink_tokens, cache.rule == "longlive"
   local, start = cache.local_end, start_frame.astype(jnp.int32) * cache.tokens_per_frame
   end = start + tokens
-  grown = local + (end - cache.global_end)
-  full = (end > cache.global_end) & (local + tokens > slots)
-  evict = jnp.where(full, local + tokens - slots, 0) if cache.window_tokens is not None else 0
-  new_local = grown - evict
+  new_local = local + (end - cache.global_end)
+  evict = None
+  if cache.window_tokens is not None:
+    full = (end > cache.global_end) & (local + tokens > slots)
+    evict = jnp.where(full, local + tokens - slots, 0)
+    new_local = new_local - evict
   write_low, write_high = new_local - tokens, new_local
   repeated = (end <= cache.global_end) & (start > 0)
   if longlive and not rewrite_sink:
     write_low = jnp.where(repeated, jnp.maximum(write_low, sink), write_low)
-
-  slot = jnp.arange(slots, dtype=jnp.int32)
-  moved = (evict > 0) & (slot >= sink) & (slot + evict < local)
-  source = jnp.where(moved, slot + evict, slot)
-  # Where a present slot lies after the roll; -1 once it is evicted.
-  lands = jnp.where(slot < sink, slot, jnp.where(slot >= sink + evict, slot - evict, -1))
-
   window = slots if cache.window_tokens is None else cache.window_tokens
 
-  def attended(at: Array) -> Array:
+  def attended(slot: Array) -> Array:
     if longlive and sink > 0:
-      recent = at >= jnp.maximum(sink, new_local - (window - sink))
-      return (at < sink) | (recent & (at < new_local))
-    return (at >= jnp.maximum(0, new_local - window)) & (at < new_local)
+      recent = slot >= jnp.maximum(sink, new_local - (window - sink))
+      return (slot < sink) | (recent & (slot < new_local))
+    return (slot >= jnp.maximum(0, new_local - window)) & (slot < new_local)
 
-  own_slot = write_high - tokens + jnp.arange(tokens, dtype=jnp.int32)
+  past = jnp.arange(max(slots - tokens, sink), dtype=jnp.int32)
+  own = write_high - tokens + jnp.arange(tokens, dtype=jnp.int32)
   return SlotPlan(
-    attend_cached=(lands >= 0) & attended(lands) & ((lands < write_low) | (lands >= write_high)),
-    attend_new=(own_slot >= write_low) & attended(own_slot),
-    source=source,
+    attend_past=attended(past) & ((past < write_low) | (past >= write_high)),
+    attend_own=attended(own) & (own >= write_low),
+    evict=evict,
     write_low=write_low,
     write_high=write_high,
     global_end=jnp.where(repeated, cache.global_end, end) if longlive else end,
     local_end=jnp.where(repeated, local, new_local) if longlive else new_local,
     overflow=new_local > slots,
   )
+
+
+def past_slots(
+  slots: Float[Array, "batch heads slots head_dim"], plan: SlotPlan, sink_tokens: int
+) -> Float[Array, "batch heads past head_dim"]:
+  """The slots of one layer, rolled, without the room that the chunk itself takes."""
+  past = plan.attend_past.shape[0]
+  if plan.evict is None:
+    return slots[:, :, :past]
+  moved = jax.lax.dynamic_slice_in_dim(slots, sink_tokens + plan.evict, past - sink_tokens, axis=2)
+  return jnp.concatenate([slots[:, :, :sink_tokens], moved], axis=2) if sink_tokens else moved
 
 
 def write_slots(
@@ -164,9 +173,13 @@ def write_slots(
   slot = jnp.arange(slots, dtype=jnp.int32)
   written = (slot >= plan.write_low) & (slot < plan.write_high)
   own = jnp.clip(slot - (plan.write_high - tokens), 0, tokens - 1)
+  source = slot
+  if plan.evict is not None:
+    moved = (slot >= cache.sink_tokens) & (slot + plan.evict < cache.local_end)
+    source = jnp.where(moved, slot + plan.evict, slot)
 
   def put(old: Array, new: Array) -> Array:
-    rolled = jnp.take(old, plan.source, axis=3)
+    rolled = old if plan.evict is None else jnp.take(old, source, axis=3)
     fresh = jnp.take(new.astype(old.dtype), own, axis=3)
     return jnp.where(written[None, None, None, :, None], fresh, rolled)
 

@@ -18,7 +18,7 @@ from models.layers.linear import Linear, linear
 from models.layers.norms import layer_norm
 from models.layers.rope import check_frames, rope_tables
 from models.wan.block import Block, BlockParams, Lora, Rotary, Tree, modulation_init
-from models.wan.cache import KVCache, SlotPlan, plan_slots, write_slots
+from models.wan.cache import KVCache, SlotPlan, past_slots, plan_slots, write_slots
 from models.wan.presets import DiTConfig
 from models.wan.teacher_forcing import TeacherForcingMixer
 from models.wan.time_embedding import timestep_sinusoid
@@ -212,16 +212,19 @@ class CausalWanDiT(nnx.Module):
     # A position past the table turns into NaN: so does a chunk that a global cache has no room for.
     positions = jnp.where(plan.overflow, 1 << 20, start + jnp.arange(frames, dtype=jnp.int32))
     rotary = Rotary(*rope_tables(positions, height, width, self.cfg.head_dim, self.cfg.rope_theta))
-    past_bias = jnp.where(plan.attend_cached, 0.0, -jnp.inf).astype(jnp.float32)
-    own_bias = jnp.where(plan.attend_new, 0.0, -jnp.inf).astype(jnp.float32)
+    past_bias = jnp.where(plan.attend_past, 0.0, -jnp.inf).astype(jnp.float32)
+    own_bias = jnp.where(plan.attend_own, 0.0, -jnp.inf).astype(jnp.float32)
     e, e0 = self._embed_time(timestep)
     tokens = self._patchify(x)
 
     def body(tokens: Array, layer: Tree) -> tuple[Array, tuple[Array, Array]]:
-      past = KeySet(layer["k"], layer["v"], past_bias)
+      past = tuple(past_slots(layer[name], plan, cache.sink_tokens) for name in "kv")
 
       def mixer(q: Array, k: Array, v: Array) -> Array:
-        return merge_heads(attention(q[:, :, None], (past, KeySet(k, v, own_bias)))[:, :, 0])
+        own = KeySet(k, v, own_bias)
+        # A cache of exactly one chunk has no past.
+        parts = (KeySet(*past, past_bias), own) if past_bias.size else (own,)
+        return merge_heads(attention(q[:, :, None], parts)[:, :, 0])
 
       block = self._block(layer["params"], layer["lora"], lora_scale)
       tokens, k, v = block(tokens, e0, context, rotary, mixer)
