@@ -6,6 +6,7 @@ do. Nothing here compiles.
 
 import dataclasses
 import difflib
+import json
 import os
 import re
 import sys
@@ -26,7 +27,7 @@ class Command:
 
   Attributes:
     config: the config file's fields with the overrides applied, not yet checked.
-    config_file: path of the config file, with its `:argument` if it had one.
+    config_file: path of the config file.
     overrides: overridden fields by dotted name.
     values: the other flags by name; None where one was not given.
   """
@@ -54,9 +55,16 @@ def parse(argv: Sequence[str], flag_help: Mapping[str, str]) -> Command:
   values = flags.FlagValues()
   for name, text in flag_help.items():
     flags.DEFINE_string(name, None, text, flag_values=values)
-  config_flags.DEFINE_config_file(
-    "config", None, "config file", flag_values=values, lock_config=True, sys_argv=argv
-  )
+  if path.endswith(".json"):
+    # A run's own config.json. The library takes such a config as a default that has no file name.
+    argv = _without_config(argv)
+    config_flags.DEFINE_config_dict(
+      "config", from_json(path), flag_values=values, lock_config=True, sys_argv=argv
+    )
+  else:
+    config_flags.DEFINE_config_file(
+      "config", None, "config file", flag_values=values, lock_config=True, sys_argv=argv
+    )
   # The library loads every config file under one module name, over whatever an earlier one left.
   sys.modules.pop("config_config", None)
   try:
@@ -86,10 +94,26 @@ def parse(argv: Sequence[str], flag_help: Mapping[str, str]) -> Command:
     )
   return Command(
     config=config,
-    config_file=config_flags.get_config_filename(values["config"]),
+    config_file=path,
     overrides=dict(config_flags.get_override_values(values["config"])),
     values={name: values[name].value for name in flag_help},
   )
+
+
+def from_json(path: str) -> config_dict.ConfigDict:
+  """Reads the resolved config that a run left in its workdir.
+
+  Raises:
+    ValueError: the file cannot be read or holds no JSON object.
+  """
+  try:
+    with open(path, encoding="utf-8") as file:
+      content = json.load(file)
+  except (OSError, ValueError) as error:
+    raise ValueError(f"--config is {path!r}, which cannot be read as JSON ({error}).") from error
+  if not isinstance(content, dict):
+    raise ValueError(f"--config is {path!r}, which holds no JSON object; name a run's config.json.")
+  return config_dict.ConfigDict(_tuples(content))
 
 
 def convert(config: config_dict.ConfigDict | Mapping[str, Any]) -> Settings:
@@ -206,6 +230,13 @@ def _tuple(hints: tuple[Any, ...], value: Any, path: str) -> tuple[Any, ...]:
   )
 
 
+def _tuples(value: Any) -> Any:
+  """Gives JSON's lists back as the tuples that they were."""
+  if isinstance(value, dict):
+    return {name: _tuples(item) for name, item in value.items()}
+  return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+
+
 def _check_flag_names(argv: Sequence[str], flag_help: Mapping[str, str]) -> None:
   """Refuses a misspelt flag or field before the flag library meets it with a long message."""
   for i, word in enumerate(argv[1:], 1):
@@ -224,6 +255,19 @@ def _check_flag_names(argv: Sequence[str], flag_help: Mapping[str, str]) -> None
     if name not in ("config", *flag_help) and not (i > 1 and re.fullmatch(r"-[\d.e-]+", word)):
       known = tuple(f"--{flag}" for flag in ("config", *flag_help))
       raise ValueError(f"there is no flag {word.split('=', 1)[0]}; known are {', '.join(known)}.")
+
+
+def _without_config(argv: Sequence[str]) -> list[str]:
+  """Drops `--config=FILE` and `--config FILE`, and keeps `--config.FIELD=VALUE`."""
+  kept, skip = [], False
+  for word in argv:
+    if skip:
+      skip = False
+    elif re.fullmatch(r"--?config", word):
+      skip = True
+    elif not re.match(r"--?config=", word):
+      kept.append(word)
+  return kept
 
 
 def _config_path(argv: Sequence[str]) -> str:

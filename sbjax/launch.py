@@ -13,7 +13,7 @@ written and all workers have ended. A second signal ends the process at once.
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 
 from sbjax import config as config_lib
@@ -64,23 +64,49 @@ def main(argv: Sequence[str]) -> int:
 
 
 def run(settings: Settings, workdir: str) -> int:
-  """Trains under signal handlers that let the run write its checkpoint first."""
+  """Trains, and gives the exit code."""
   # Not at the top: a command that is refused never waits for this import.
   from sbjax import train
 
+  return guarded(lambda: train.train(settings, workdir))
+
+
+def guarded(work: Callable[[], int]) -> int:
+  """Does a command's work under signal handlers, and turns known failures into one sentence.
+
+  A signal raises `Stopped` inside the work, whose clean-up then writes what is to be kept. With
+  SBJAX_TRACEBACK=1 in the environment failures keep their traceback.
+
+  Args:
+    work: gives an exit code.
+
+  Returns:
+    The exit code.
+  """
+  from sbjax.files import OutputError
+  from sbjax.runtime.pool import RunFailed
+
+  plain = os.environ.get("SBJAX_TRACEBACK") == "1"
   handlers = {s: signal.signal(s, _stop) for s in (signal.SIGINT, signal.SIGTERM)}
   try:
-    return train.train(settings, workdir)
+    return work()
   except Stopped as stopped:
     return stopped.exit_code
   except ValueError as error:
+    if plain or "\n" in str(error):  # not one of ours: those are one sentence
+      raise
     return refuse(error)
+  except (OutputError, RunFailed) as error:
+    if plain:
+      raise
+    print(f"sbjax: {error}", file=sys.stderr, flush=True)
+    return EXIT_FAILED
   finally:
     for signum, handler in handlers.items():
       signal.signal(signum, handler)
 
 
-def refuse(error: ValueError) -> int:
+def refuse(error: Exception) -> int:
   """Prints a user's mistake as one sentence and gives its exit code."""
   print(f"sbjax: {error}", file=sys.stderr, flush=True)
   return EXIT_USAGE

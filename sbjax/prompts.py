@@ -84,8 +84,7 @@ def from_settings(settings: Settings) -> tuple[PromptSet, PromptSet]:
     ValueError: as `load`, with the name of the field in front; or fewer evaluation prompts than
       asked.
   """
-  # The models' own tokenizers are loaded with their checkpoints; a world's is a list of words.
-  accept = _digits_acceptance(settings) if settings.model.name == "digits" else None
+  accept = acceptance(settings)
   sets = []
   for field in ("train", "eval"):
     source = getattr(settings.prompts, field)
@@ -102,7 +101,12 @@ def from_settings(settings: Settings) -> tuple[PromptSet, PromptSet]:
   return train, held_out
 
 
-def _digits_acceptance(settings: Settings) -> Callable[[str], None]:
+def acceptance(settings: Settings) -> Callable[[str], None]:
+  """Gives the check that a prompt must pass: it raises `ValueError` for one that cannot be used.
+
+  The text encoder must know its words and take its length, and the world's judge must find in it
+  what to look for.
+  """
   dit, _ = model_sizes(settings)
   tokenize = tokenizer.WordTokenizer(tokenizer.default_vocabulary(), dit.text_len)
 

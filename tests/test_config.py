@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.util
+import json
 import pathlib
 
 import pytest
@@ -233,6 +234,27 @@ def test_devices_of_either_kind(monkeypatch):
     checks.enough_cores(9, 1, 2)
   monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
   assert checks.visible_gpus() == 0
+
+
+def test_a_run_s_config_json_is_a_config_too(tmp_path):
+  made = config.validate(quickstart())
+  path = tmp_path / "config.json"
+  path.write_text(json.dumps(dataclasses.asdict(made)))
+  command = config.parse(["x", f"--config={path}", "--workdir=w"], {"workdir": "a folder"})
+  assert config.validate(command.config) == made
+  arguments = ["x", "--config", str(path), "--config.seed=5", "--config.eval.seeds=(7,8)"]
+  command = config.parse(arguments, {"workdir": "a folder"})
+  other = config.validate(command.config)
+  assert other.seed == 5 and other.eval.seeds == (7, 8)
+  assert command.overrides == {"seed": 5, "eval.seeds": (7, 8)}
+
+
+@pytest.mark.parametrize("text", ["[1]", "{", "\xff"])
+def test_a_broken_config_json_is_refused(tmp_path, text):
+  path = tmp_path / "config.json"
+  path.write_bytes(text.encode("latin-1"))
+  with pytest.raises(ValueError, match="--config is"):
+    config.parse(["x", f"--config={path}"], {})
 
 
 @pytest.mark.parametrize(
