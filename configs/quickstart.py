@@ -105,4 +105,5 @@ def get_config() -> config_dict.ConfigDict:
   c.report.samples_every = 10  # steps; 0: never
   c.report.samples = 4  # videos a time
   c.report.fps = 16
+  c.report.writers = ()  # further trackers, each `module:function` called with (workdir, config)
   return c

@@ -194,6 +194,7 @@ class SettingsReport:
   samples_every: Whole
   samples: Whole
   fps: Count
+  writers: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)

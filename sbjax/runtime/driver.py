@@ -64,6 +64,11 @@ class Driver:
 
   # Start.
 
+  def wait_for_workers(self) -> None:
+    """Waits until every worker has loaded its models."""
+    self._say(f"starting {len(self.slots)} workers")
+    self.pool.drain()
+
   def start(self, prompt: str, restored: TrainState | None) -> TrainHandles:
     """Waits for the workers, makes or restores the training state, and warms up.
 
@@ -71,8 +76,6 @@ class Driver:
       prompt: any prompt of the run.
       restored: the state of a checkpoint, or None for a new run.
     """
-    self._say("loading models")
-    self.pool.drain()
     first = self.slots[0].name
     flat, optimizer = self._ask(first, Call("initial_adapter", {}, 2)).heavy
     self._initial = flat
@@ -113,6 +116,11 @@ class Driver:
     self.pool.submit(worker, call, inputs, call.op, timeout_s, ended)
     self.pool.drain()
     return box[0]
+
+  @property
+  def pixel_stride(self) -> int:
+    """Pixels of a latent cell's side."""
+    return self.pool.facts[self.slots[0].name]["pixel_stride"]
 
   @property
   def facts(self) -> Mapping[str, Mapping[str, Any]]:
@@ -200,7 +208,7 @@ class Driver:
     self._settle(program, step)
     step_s = self.executor.now() - start
     self.gradients = program.gradients
-    metrics = step_metrics(self.recipe, program, dispatcher.spans, step, step_s, len(self.slots))
+    metrics = step_metrics(self.recipe, program, step, step_s)
     if self.warm is not None:
       metrics["check/logp_diff_actor_reward"] = self.warm.score_difference
     if program.state.skipped_in_row >= settings.reward.max_skipped_in_row:

@@ -173,9 +173,7 @@ def _evaluate_one(
   for measure in sorted(program.heldout[0]) if program.heldout else ():
     # `heldout` is the continuous measure; others keep their own name behind it.
     key = "heldout" if measure == "p" else f"heldout_{measure}"
-    values[key] = np.array(
-      [program.heldout[i][measure] for i in range(len(items))]
-    )
+    values[key] = np.array([program.heldout[i][measure] for i in range(len(items))])
   records = tuple(
     CandidateRecord(
       i,

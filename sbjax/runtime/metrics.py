@@ -1,38 +1,28 @@
-"""The numbers of one RL step, from its program and spans; docs/metrics.md defines every key."""
+"""The numbers of one RL step, from its program; docs/metrics.md defines every key."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from sbjax.runtime.recipe import Recipe
-from sbjax.runtime.records import Span
 from sbjax.runtime.scalars import weighted_reward
 from sbjax.runtime.step import StepProgram
 
 
 def step_metrics(
-  recipe: Recipe,
-  program: StepProgram,
-  spans: Sequence[Span],
-  step: int,
-  step_s: float,
-  workers: int,
+  recipe: Recipe, program: StepProgram, step: int, step_s: float
 ) -> dict[str, float]:
-  """Gives the step's scalars.
+  """Gives the step's scalars, but for those that reports derive from its spans.
 
   Args:
     recipe: the run's recipe.
     program: the step, all of whose tasks have ended.
-    spans: its executed tasks.
     step: its number.
     step_s: first generate submitted to last adapter acknowledged.
-    workers: how many workers took part.
   """
   metrics: dict[str, float] = {"training/global_step": float(step), "timing_s/step": step_s}
   metrics |= _rewards(recipe, program)
   metrics |= _updates(program)
-  metrics |= _timing(spans, step_s, workers, len(program.candidates))
   trained = sum(len(members) for members in program.shape.updates)
   metrics["training/replays_per_candidate"] = program.chunks_replayed / (
     recipe.geometry.chunks * trained
@@ -91,33 +81,6 @@ def _updates(program: StepProgram) -> dict[str, float]:
   out["training/non_finite_gradients"] = float(sum(o["not_finite"] for o in outcomes))
   out["training/dropped_gradients"] = float(program.dropped)
   return out
-
-
-def _timing(
-  spans: Sequence[Span], step_s: float, workers: int, candidates: int
-) -> dict[str, float]:
-  out: dict[str, float] = {}
-  kinds: dict[str, list[float]] = defaultdict(list)
-  for span in spans:
-    if not span.failed:
-      kinds[span.kind].append(span.end_s - span.start_s)
-  for kind, seconds in kinds.items():
-    out[f"timing_s/{kind}"] = float(np.sum(seconds))
-  for group, share in utilisation(spans, step_s).items():
-    out[f"perf/utilisation/{group}"] = share
-  out["perf/lost_tasks"] = float(sum(span.failed for span in spans))
-  out["perf/throughput"] = candidates / (step_s * workers)
-  return out
-
-
-def utilisation(spans: Sequence[Span], step_s: float) -> Mapping[str, float]:
-  """Share of the step in which a group's workers executed a task, averaged over its workers."""
-  busy: dict[str, float] = defaultdict(float)
-  members: dict[str, set[str]] = defaultdict(set)
-  for span in spans:
-    busy[span.group] += span.end_s - span.start_s
-    members[span.group].add(span.worker)
-  return {g: busy[g] / (len(members[g]) * step_s) for g in busy}
 
 
 def _replay_error(program: StepProgram) -> float:

@@ -1,6 +1,9 @@
 """The Ray executor: one actor process per worker, references instead of data, deadlines."""
 
+import contextlib
 import os
+import signal
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -20,6 +23,20 @@ from sbjax.runtime.executor import (
 # Ray listens on every interface unless it believes that it runs on a single machine; see
 # docs/design.md. The variable must be set before Ray's processes start.
 _LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+
+
+@contextlib.contextmanager
+def _own_signal_handlers():
+  """Keeps the program's signal handlers: Ray's own end the process without a checkpoint."""
+  if threading.current_thread() is not threading.main_thread():
+    yield
+    return
+  before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+  try:
+    yield
+  finally:
+    for number, handler in before.items():
+      signal.signal(number, handler)
 
 
 class _RayWorker:
@@ -82,13 +99,13 @@ class RayExecutor:
     self._env = env
     if self._started_here:
       os.environ.update(_LOOPBACK)
-      ray.init(
-        address=address,
-        num_cpus=None if address else 64,  # placement is ours: Ray must never hold a worker back
-        include_dashboard=False,
-        log_to_driver=False,
-        configure_logging=False,
-      )
+      with _own_signal_handlers():
+        ray.init(
+          address=address,
+          include_dashboard=False,
+          log_to_driver=False,
+          configure_logging=False,
+        )
     self._origin = time.perf_counter()
     self._workdir = workdir
 

@@ -20,6 +20,7 @@ from sbjax.runtime.recipe import Recipe, make_recipe
 from sbjax.separation.policy import Params
 from sbjax.separation.replay import ReplayFunctions, make_replay
 from sbjax.settings import Settings
+from sbjax.sizes import model_sizes
 from sbjax.worlds.digits import world as digits
 
 
@@ -42,6 +43,7 @@ class Roles:
     judge: answers judge jobs.
     heldout: (videos, prompts) -> the held-out measure by name, or None where there is none.
     parameters: parameter counts by model, for the banner.
+    pixel_stride: pixels of a latent cell's side.
   """
 
   recipe: Recipe
@@ -57,12 +59,12 @@ class Roles:
   judge: Judge
   heldout: Callable[[np.ndarray, Sequence[str]], Mapping[str, np.ndarray]] | None
   parameters: Mapping[str, int]
+  pixel_stride: int
 
 
 def recipe_of(settings: Settings) -> Recipe:
   """The recipe alone, without loading weights."""
-  dit, sampler = digits.model_sizes(settings.model.checkpoint or None)
-  return make_recipe(settings, dit, sampler)
+  return make_recipe(settings, *model_sizes(settings))
 
 
 def reward_of(settings: Settings) -> Reward:
@@ -91,6 +93,7 @@ def build_roles(settings: Settings) -> Roles:
     judge=_judge(settings, world),
     heldout=lambda videos, prompts: digits.heldout_scores(world, videos, prompts),
     parameters={"decoder": _count(vae_state)},
+    pixel_stride=world.vae.config.spatial_factor,
   )
 
 
@@ -104,6 +107,7 @@ def assemble(
   judge: Judge,
   heldout: Callable[[np.ndarray, Sequence[str]], Mapping[str, np.ndarray]] | None,
   parameters: Mapping[str, int],
+  pixel_stride: int,
 ) -> Roles:
   """Builds a worker's functions around a video model, whichever world or checkpoint it is of.
 
@@ -116,6 +120,7 @@ def assemble(
     judge: answers judge jobs.
     heldout: the held-out measure, or None.
     parameters: parameter counts of the other models, for the banner.
+    pixel_stride: pixels of a latent cell's side.
   """
   graphdef, frozen = nnx.split(dit)
   policy = WanPolicy(graphdef, recipe.dit, recipe.sampler, recipe.lora.scale)
@@ -165,6 +170,7 @@ def assemble(
       **parameters,
       "adapter": recipe.adapter_parameters,
     },
+    pixel_stride=pixel_stride,
   )
 
 

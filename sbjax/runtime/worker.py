@@ -78,6 +78,7 @@ class Worker:
       "device": devices[0].device_kind,
       "devices": len(devices),
       "parameters": dict(roles.parameters),
+      "pixel_stride": roles.pixel_stride,
     }
     return facts, ()
 

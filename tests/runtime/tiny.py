@@ -90,4 +90,5 @@ def build_roles(run):
     judge=PixelJudge(),
     heldout=lambda videos, prompts: {"p": np.full(len(prompts), 0.5)},
     parameters={},
+    pixel_stride=1,
   )
