@@ -236,19 +236,19 @@ def _adapters(
 def _from_checkpoint(settings: Settings, path: str) -> tuple[FlatAdapter, FlatAdapter, int]:
   from sbjax.runtime.roles import recipe_of
   from sbjax.state.checkpoint import read_checkpoint
-  from sbjax.train import fingerprint_of
+  from sbjax.train import model_facts
 
-  state = read_checkpoint(Path(path) / "checkpoints", None, fingerprint_of(recipe_of(settings)))
+  state = read_checkpoint(Path(path) / "checkpoints", None, model_facts(recipe_of(settings)))
   return state.adapter, state.ema, state.step
 
 
 def _from_file(settings: Settings, path: str, step: int) -> tuple[FlatAdapter, int]:
   from sbjax.runtime.roles import recipe_of
   from sbjax.state.adapter import load_adapter
-  from sbjax.train import adapter_facts, adapter_layout
+  from sbjax.train import adapter_layout, model_facts
 
   recipe = recipe_of(settings)
-  flat, facts = load_adapter(path, adapter_layout(recipe), adapter_facts(recipe))
+  flat, facts = load_adapter(path, adapter_layout(recipe), model_facts(recipe))
   return flat, int(facts.get("step", step))
 
 
