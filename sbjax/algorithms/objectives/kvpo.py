@@ -14,7 +14,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from sbjax.algorithms.objectives.base import inclusive_bounds, require_positive
 from sbjax.separation.channels import ChannelFn, X0Score
@@ -23,15 +23,30 @@ from sbjax.separation.objective import Batch
 
 @dataclasses.dataclass(frozen=True)
 class _Group:
-  """What the loss and its closed-form gradient both need of one group; arrays are [members]."""
+  """What the loss and its closed-form gradient both need of one group; arrays are [candidates].
+
+  They cover the whole mini-batch and are 0 outside the group, so that shapes, and with them
+  compiled programs, do not change with the candidates that failed.
+  """
 
   members: np.ndarray
+  size: int
   advantage: np.ndarray
   safe: float
   log_pi: Any
   log_ref: Any
   log_ratio: Any
   inside: Any
+
+
+def _log_softmax(
+  scores: Float[Array, " candidates"], members: Bool[np.ndarray, " candidates"]
+) -> Float[Array, " candidates"]:
+  """Log-softmax over the members; 0 for the others, whose scores may be anything."""
+  scores = jnp.where(members, scores, -jnp.inf)
+  shifted = jnp.where(members, scores - jax.lax.stop_gradient(jnp.max(scores)), 0.0)
+  total = jnp.sum(jnp.where(members, jnp.exp(shifted), 0.0))
+  return jnp.where(members, shifted - jnp.log(total), 0.0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -129,23 +144,24 @@ class KVPO:
     score = jnp.asarray(batch.channels)[:, 0, 0]
     old = jnp.asarray(batch.old)[:, 0, 0]
     for group in np.unique(np.asarray(batch.group)[valid]):
-      members = np.flatnonzero(valid & (np.asarray(batch.group) == group))
-      safe = advantages[members, 1] if advantages.shape[-1] == 2 else np.ones(len(members))
+      members = valid & (np.asarray(batch.group) == group)
+      size = int(members.sum())
+      safe = advantages[members, 1] if advantages.shape[-1] == 2 else np.ones(size)
       if np.ptp(safe) > 0:
         raise ValueError(
           f"the safe factors of group {group} are {safe.tolist()}; give the group's branches one."
         )
-      advantage = advantages[members, 0]
+      advantage = np.where(members, advantages[:, 0], 0.0)
       if self.adv_clip is not None:
         advantage = np.clip(advantage, -self.adv_clip, self.adv_clip)
-      log_pi = jax.nn.log_softmax(score[members])
+      log_pi = _log_softmax(score, members)
       log_ref = log_pi
       if self.kl_coef:
-        log_ref = jax.nn.log_softmax(jnp.asarray(batch.statistics)[members, 0, 0])
-      log_ratio = log_pi - jax.nn.log_softmax(old[members])
+        log_ref = _log_softmax(jnp.asarray(batch.statistics)[:, 0, 0], members)
+      log_ratio = log_pi - _log_softmax(old, members)
       plus, minus = inclusive_bounds(log_ratio, self.clip_low, self.clip_high, None)
       inside = jnp.where(advantage > 0, plus, minus) & (jnp.abs(log_ratio) <= self.log_ratio_clamp)
-      yield _Group(members, advantage, float(safe[0]), log_pi, log_ref, log_ratio, inside)
+      yield _Group(members, size, advantage, float(safe[0]), log_pi, log_ref, log_ratio, inside)
 
   def _solved(self, batch: Batch) -> list[_Group]:
     """Gives the groups in numpy float64, by the loss's own functions: masks agree at the bounds."""
@@ -175,7 +191,7 @@ class KVPO:
       term = -jnp.sum(jnp.where(group.advantage == 0, 0.0, surrogate))
       if self.kl_coef:
         kl = jnp.sum(jnp.exp(group.log_pi) * (group.log_pi - group.log_ref))
-        term = term + self.kl_coef * len(group.members) * kl
+        term = term + self.kl_coef * group.size * kl
       total = total + group.safe * term
     return total / batch.normaliser
 
@@ -195,15 +211,15 @@ class KVPO:
     """
     late = np.zeros((batch.channels.shape[0], 1))
     for group in self._solved(batch):
-      pi = np.exp(group.log_pi)
+      pi = np.where(group.members, np.exp(group.log_pi), 0.0)
       rho = np.exp(np.where(group.inside, group.log_ratio, 0.0))
       pull = np.where(group.inside, rho, 0.0) * group.advantage
       coefficient = -(pull - pi * pull.sum())
       if self.kl_coef:
         gap = group.log_pi - group.log_ref
         divergence = float(np.sum(pi * gap))
-        coefficient += self.kl_coef * len(group.members) * pi * (gap - divergence)
-      late[group.members, 0] = group.safe * coefficient
+        coefficient += self.kl_coef * group.size * pi * (gap - divergence)
+      late[:, 0] += group.safe * coefficient
     return late / batch.normaliser
 
   def metrics(self, batch: Batch) -> dict[str, float]:
@@ -211,9 +227,9 @@ class KVPO:
     groups = self._solved(batch)
     if not groups:
       return {}
-    log_ratio = np.concatenate([g.log_ratio for g in groups])
-    advantage = np.concatenate([g.advantage for g in groups])
-    inside = np.concatenate([g.inside for g in groups])
+    log_ratio = np.concatenate([g.log_ratio[g.members] for g in groups])
+    advantage = np.concatenate([g.advantage[g.members] for g in groups])
+    inside = np.concatenate([g.inside[g.members] for g in groups])
     rho = np.exp(np.clip(log_ratio, -self.log_ratio_clamp, self.log_ratio_clamp))
     metrics = {
       "actor/ratio_mean": float(rho.mean()),
