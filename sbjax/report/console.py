@@ -10,7 +10,7 @@ from typing import TextIO
 
 from sbjax.runtime.records import StepResult
 
-# What a finished task of a kind has done to a candidate, in the user's words, in order of display.
+# What a finished task of a kind has done to a candidate, in the user's words.
 _DONE = {
   "generate": "generated",
   "decode": "decoded",
@@ -239,27 +239,31 @@ class StepProgress:
     self._history_s: list[float] = []
     self._step = 0
     self._start_s = 0.0
-    self._counts: dict[str, tuple[int, int]] = {}
+    self._totals: dict[str, float] = {}
+    self._done: dict[str, float] = {}
 
-  def begin(self, step: int) -> None:
+  def begin(self, step: int, totals: Mapping[str, float]) -> None:
     """Starts a step.
 
     Args:
       step: its number, from 1.
+      totals: task kind -> how many candidates (or tasks) of it the step has, in order of display.
     """
     self._step = step
     self._start_s = self._clock()
-    self._counts = {}
+    self._totals = dict(totals)
+    self._done = dict.fromkeys(totals, 0.0)
 
-  def update(self, counts: Mapping[str, tuple[int, int]]) -> None:
-    """Tells how far the step is.
+  def advance(self, kind: str, amount: float = 1.0) -> None:
+    """Counts finished work; kinds that `begin` did not name are left out.
 
     Args:
-      counts: task kind -> (tasks that have ended, all tasks); kinds that run on the driver, or are
-        over in a moment, are not shown.
+      kind: task kind.
+      amount: candidates: more than 1 for a batch of judge jobs, a fraction for a part of a replay.
     """
-    self._counts = {kind: counts[kind] for kind in _DONE if kind in counts}
-    self._line.show(self._text)
+    if kind in self._done:
+      self._done[kind] += amount
+      self._line.show(self._text)
 
   def end(self, result: StepResult) -> None:
     """Ends the step with a line of its reward, time and clip fraction.
@@ -291,8 +295,8 @@ class StepProgress:
 
   def _text(self) -> str:
     parts = [f"step {self._step}/{self._total_steps}"]
-    for kind, (done, every) in self._counts.items():
-      parts.append(f"{_DONE[kind]} {done}/{every}")
+    for kind, total in self._totals.items():
+      parts.append(f"{_DONE.get(kind, kind)} {int(self._done[kind] + 1e-6)}/{total:g}")
     step_left_s = self._step_left_s()
     if step_left_s is not None:
       parts.append(f"step ETA {duration(step_left_s)}")
@@ -308,7 +312,7 @@ class StepProgress:
     elapsed_s = self._clock() - self._start_s
     if self._history_s:
       return max(self._typical_s() - elapsed_s, 0.0)
-    shares = [done / every for done, every in self._counts.values() if every]
+    shares = [min(self._done[k] / n, 1.0) for k, n in self._totals.items() if n]
     share = sum(shares) / len(shares) if shares else 0.0
     return elapsed_s * (1 / share - 1) if share > 0 else None
 

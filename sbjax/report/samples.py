@@ -67,7 +67,7 @@ def write_samples(
   for candidate in chosen(candidates, cap):
     name = f"candidate_{candidate.index:03d}.mp4"
     assert candidate.video is not None  # `chosen` passes over the others
-    video_lib.write_mp4(folder / name, candidate.video, fps)
+    video_lib.write_mp4(folder / name, video_lib.enlarged(candidate.video), fps)
     lines.append(json.dumps({**facts(candidate), "file": name}, ensure_ascii=False))
   files.atomic_write(folder / "samples.jsonl", "".join(f"{line}\n" for line in lines))
   return folder
@@ -86,18 +86,19 @@ def facts(candidate: CandidateRecord) -> dict[str, Any]:
 
 
 def stacked(
-  candidates: Sequence[CandidateRecord], cap: int
+  candidates: Sequence[CandidateRecord], cap: int | None = None
 ) -> UInt8[np.ndarray, "videos frames height width 3"] | None:
-  """Stacks the chosen videos for `Writer.write_videos`.
+  """Stacks videos of one size for `Writer.write_videos`.
 
   Args:
-    candidates: a step's candidates.
-    cap: how many at most.
+    candidates: a step's candidates; those without a video are passed over.
+    cap: where given, only the `chosen` ones.
 
   Returns:
     uint8 videos, or None where no candidate has kept its video.
   """
-  videos = [c.video for c in chosen(candidates, cap) if c.video is not None]
+  shown = candidates if cap is None else chosen(candidates, cap)
+  videos = [c.video for c in shown if c.video is not None]
   return np.stack(videos) if videos else None
 
 

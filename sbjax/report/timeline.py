@@ -134,22 +134,33 @@ def wait_for_reward_frac(spans: Sequence[Span], step_s: float | None = None) -> 
   return idle_s / (len(owners) * length_s)
 
 
-def task_metrics(spans: Sequence[Span], step_s: float | None = None) -> dict[str, float]:
-  """Derives metrics of a step's tasks; docs/metrics.md defines the keys.
+def span_metrics(
+  spans: Sequence[Span], *, step_s: float | None = None, devices: int | None = None
+) -> dict[str, float]:
+  """Derives a step's timing metrics from its spans; docs/metrics.md defines the keys.
 
   Args:
     spans: the step's tasks.
-    step_s: the step's length; None: from the first start to the last end.
+    step_s: first generate submitted to last adapter acknowledged; None: from the spans.
+    devices: all devices, the reward group's included, for the throughput; None: leave it out.
 
   Returns:
-    `timing_task_ms/<kind>` and `perf/wait_for_reward_frac`.
+    `timing_s/…`, `timing_task_ms/…` and `perf/…` by key.
   """
-  metrics = {}
+  length_s = _length_s(spans) if step_s is None else step_s
+  metrics = {"timing_s/step": length_s}
   for kind in sorted({s.kind for s in spans}):
     mine = [s.end_s - s.start_s for s in spans if s.kind == kind and not s.failed]
     if mine:
+      metrics[f"timing_s/{kind}"] = sum(mine)
       metrics[f"timing_task_ms/{kind}"] = 1e3 * statistics.median(mine)
-  metrics["perf/wait_for_reward_frac"] = wait_for_reward_frac(spans, step_s)
+  for group, share in utilisation(spans, length_s).items():
+    metrics[f"perf/utilisation/{group}"] = share
+  metrics["perf/wait_for_reward_frac"] = wait_for_reward_frac(spans, length_s)
+  metrics["perf/lost_tasks"] = float(sum(s.failed for s in spans))
+  if devices is not None and length_s > 0:
+    made = sum(s.kind == "generate" and not s.failed for s in spans)
+    metrics["perf/throughput"] = made / (devices * length_s)
   return metrics
 
 

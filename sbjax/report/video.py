@@ -18,27 +18,24 @@ _LABEL_PX = 20
 _GAP_PX = 4
 
 
-def viewable(
+def enlarged(
   video: UInt8[np.ndarray, "frames height width 3"],
 ) -> UInt8[np.ndarray, "frames h w 3"]:
-  """Enlarges a tiny video four times by repeating pixels and makes its sides even.
-
-  H.264 with subsampled colour needs even sides; an odd one is extended by its last row or column.
+  """Enlarges a tiny video four times by repeating pixels; a larger one passes as it is.
 
   Args:
     video: uint8 frames.
 
   Returns:
-    uint8 frames, of the same content where the video is large and even already.
+    uint8 frames.
 
   Raises:
     ValueError: where `video` is no uint8 array of that shape, or has no frame.
   """
   _check(video)
-  if max(video.shape[1:3]) < _SMALL_PX:
-    video = video.repeat(_SCALE, axis=1).repeat(_SCALE, axis=2)
-  odd_rows, odd_columns = video.shape[1] % 2, video.shape[2] % 2
-  return np.pad(video, ((0, 0), (0, odd_rows), (0, odd_columns), (0, 0)), mode="edge")
+  if max(video.shape[1:3]) >= _SMALL_PX:
+    return video
+  return video.repeat(_SCALE, axis=1).repeat(_SCALE, axis=2)
 
 
 def write_mp4(
@@ -48,14 +45,17 @@ def write_mp4(
 
   Args:
     path: the file, ending in `.mp4`.
-    video: uint8 frames; `viewable` is applied.
+    video: uint8 frames; an odd side is extended by its last row or column, since subsampled
+      colour needs even ones.
     fps: frames per second.
 
   Raises:
     ValueError: where `video` is no uint8 video.
     OutputError: where the file cannot be written.
   """
-  frames = np.ascontiguousarray(viewable(video))
+  _check(video)
+  odd_rows, odd_columns = video.shape[1] % 2, video.shape[2] % 2
+  frames = np.pad(video, ((0, 0), (0, odd_rows), (0, odd_columns), (0, 0)), mode="edge")
   with files.atomic_output(path) as temporary:
     writer = imageio_ffmpeg.write_frames(
       os.fspath(temporary),
@@ -80,7 +80,7 @@ def gif_bytes(video: UInt8[np.ndarray, "frames height width 3"], fps: int) -> by
   """Encodes an endless animated GIF, the only moving picture that TensorBoard shows.
 
   Args:
-    video: uint8 frames; `viewable` is applied.
+    video: uint8 frames.
     fps: frames per second; GIF rounds a frame to hundredths of a second.
 
   Returns:
@@ -89,7 +89,8 @@ def gif_bytes(video: UInt8[np.ndarray, "frames height width 3"], fps: int) -> by
   Raises:
     ValueError: where `video` is no uint8 video.
   """
-  frames = list(viewable(video))
+  _check(video)
+  frames = list(video)
   return iio.imwrite("<bytes>", frames, extension=".gif", duration=1000 / fps, loop=0)  # type: ignore[return-value]
 
 
@@ -123,7 +124,7 @@ def side_by_side(
   """Puts videos of one size next to each other, each under its label.
 
   Args:
-    videos: uint8 videos; each is made viewable first.
+    videos: uint8 videos; each is enlarged first where it is tiny.
     labels: one short text each.
 
   Returns:
@@ -140,7 +141,7 @@ def side_by_side(
     raise ValueError(f"videos have shapes {[v.shape for v in videos]}; give videos of one shape")
   columns = []
   for video, label in zip(videos, labels, strict=True):
-    frames = viewable(video)
+    frames = enlarged(video)
     strip = Image.new("RGB", (frames.shape[2], _LABEL_PX), "white")
     ImageDraw.Draw(strip).text((4, 3), label, "black", ImageFont.load_default(size=12))
     head = np.broadcast_to(np.asarray(strip), (frames.shape[0], _LABEL_PX, frames.shape[2], 3))

@@ -156,7 +156,7 @@ class TensorBoardWriter:
   def write_videos(self, step: int, videos: Videos) -> None:
     """Adds each key's videos as one tiled GIF in the Images tab."""
     for key, value in videos.items():
-      tiles = video_lib.viewable(video_lib.grid(value))
+      tiles = video_lib.enlarged(video_lib.grid(value))
       image = Summary.Image(
         height=tiles.shape[1],
         width=tiles.shape[2],
