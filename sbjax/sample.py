@@ -35,8 +35,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float
 
+from sbjax import command, files
 from sbjax import config as config_lib
-from sbjax import files, launch
 from sbjax import prompts as prompts_lib
 from sbjax.settings import Settings
 
@@ -92,12 +92,12 @@ def main(argv: Sequence[str]) -> int:
   """
   if {"--help", "-h", "-help"} & set(argv[1:]):
     print(__doc__)
-    return launch.EXIT_DONE
+    return command.EXIT_DONE
   try:
     request = read_request(argv)
   except ValueError as error:
-    return launch.refuse(error)
-  return launch.guarded(lambda: run(request))
+    return command.refuse(error)
+  return command.guarded(lambda: run(request))
 
 
 def read_request(argv: Sequence[str]) -> Request:
@@ -106,10 +106,10 @@ def read_request(argv: Sequence[str]) -> Request:
   Raises:
     ValueError: anything that cannot work.
   """
-  command = config_lib.parse(_with_config(argv), FLAGS)
-  values = command.values
-  settings = config_lib.validate(command.config)
-  launch.prepare_environment(settings)
+  asked = config_lib.parse(_with_config(argv), FLAGS)
+  values = asked.values
+  settings = config_lib.validate(asked.config)
+  command.prepare_environment(settings)
   if not values["out"]:
     raise ValueError("--out is missing; name a folder for the results.")
   out = Path(values["out"])
@@ -148,7 +148,7 @@ def run(request: Request) -> int:
   files.atomic_write(request.out / "evaluation.json", json.dumps(facts, indent=1) + "\n")
   print(evaluation.table(result))
   print(f"values: {request.out / 'evaluation.json'}; videos: {folder}")
-  return launch.EXIT_DONE
+  return command.EXIT_DONE
 
 
 def _with_config(argv: Sequence[str]) -> list[str]:
