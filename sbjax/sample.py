@@ -135,6 +135,7 @@ def run(request: Request) -> int:
     request.seeds,
     step=request.step,
     keep_videos=request.videos,
+    log_dir=str(request.out / "logs"),
   )
   folder = evaluation.write_evaluation(
     request.out, result, fps=request.settings.report.fps, cap=request.videos

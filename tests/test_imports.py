@@ -31,9 +31,9 @@ RANKS = {
   "sbjax.state": 7,
   "sbjax.command": 7,
   "sbjax.train": 8,
-  "sbjax.evaluate": 8,
+  "sbjax.evaluate": 9,
 }
-COMMAND = 9
+COMMAND = 10
 # Both write a run's files, and may know of each other.
 TOGETHER = {"sbjax.report", "sbjax.state"}
 

@@ -91,7 +91,7 @@ def test_results_are_written(tmp_path, monkeypatch, capsys):
   """With an evaluation that needs no model."""
   from sbjax import evaluate
 
-  def fake(settings, adapters, prompts, seeds, *, step, keep_videos):
+  def fake(settings, adapters, prompts, seeds, *, step, keep_videos, log_dir):
     assert (step, keep_videos) == (40, 1)
     count = len(prompts) * len(seeds)
     scores, records = {}, {}
