@@ -1,0 +1,137 @@
+"""The same steps under Ray: real processes, real kills, deadlines, nothing left behind."""
+
+import os
+import time
+
+import numpy as np
+import pytest
+import ray
+
+from sbjax.runtime.driver import Driver
+from sbjax.runtime.inline import InlineExecutor
+from sbjax.runtime.ray_executor import RayExecutor
+from tests.runtime import tiny
+
+BUILDER = "tests.runtime.tiny:build_roles"
+PROMPTS = ("hello", "world!")
+
+
+class SleepyJudge(tiny.PixelJudge):
+  """Never answers about one candidate."""
+
+  def judge(self, jobs, videos):
+    if any(job.candidates == (4,) for job in jobs):
+      time.sleep(600)
+    return super().judge(jobs, videos)
+
+
+def build_sleepy(run):
+  return tiny.build_roles(run, judge=SleepyJudge())
+
+
+@pytest.fixture(scope="module")
+def cluster():
+  # One cluster for the module; each driver makes its own workers in it.
+  os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+  ray.init(include_dashboard=False, log_to_driver=False, configure_logging=False)
+  yield
+  ray.shutdown()
+
+
+def drive(tmp_path, steps, kill=None, builder=BUILDER, **overrides):
+  settings = tiny.settings(runtime__executor="ray", **overrides)
+  recipe = tiny.recipe_of(settings)
+  executor = RayExecutor(
+    str(tmp_path),
+    cores_per_worker=1,
+    gpus_per_worker=0,
+    cache_dir=os.environ["JAX_COMPILATION_CACHE_DIR"],
+  )
+  said, killed = [], []
+  driver = Driver(recipe, executor, tiny.reward_of(settings), str(tmp_path), said.append, builder)
+  try:
+    driver.wait_for_workers()
+    state = driver.start(PROMPTS[0], None)
+
+    def on_progress(graph):
+      done = sum(d for d, _ in graph.counts().values())
+      if kill and done == kill[0] and not killed:
+        killed.append(kill[1])
+        executor.kill(kill[1])
+
+    for step in range(1, steps + 1):
+      state, result = driver.run_step(state, step, PROMPTS, on_progress=on_progress)
+    return driver.train_state(state, steps, 0), result, said
+  finally:
+    driver.shutdown()
+
+
+def test_ray_gives_the_bits_of_the_inline_executor_and_survives_a_kill(cluster, tmp_path):
+  settings = tiny.settings()
+  driver = Driver(
+    tiny.recipe_of(settings),
+    InlineExecutor(),
+    tiny.reward_of(settings),
+    str(tmp_path),
+    lambda line: None,
+    BUILDER,
+  )
+  driver.wait_for_workers()
+  state = driver.start(PROMPTS[0], None)
+  for step in (1, 2):
+    state, _ = driver.run_step(state, step, PROMPTS)
+  inline = driver.train_state(state, 2, 0)
+  plain, _, _ = drive(tmp_path, 2)
+  np.testing.assert_array_equal(plain.adapter, inline.adapter)
+  hurt, _, said = drive(tmp_path, 2, kill=(9, "actor-0"))
+  np.testing.assert_array_equal(hurt.adapter, plain.adapter)
+  told = [line for line in said if "died" in line]
+  assert told, said
+  for word in ("actor-0", "actor", "cores", "log", "last task"):
+    assert word in told[0]
+
+
+def test_a_judge_that_never_returns_costs_its_own_verdict_only(cluster, tmp_path):
+  _, result, said = drive(
+    tmp_path,
+    1,
+    builder="tests.runtime.test_ray:build_sleepy",
+    reward__timeout_s=1.5,
+    reward__retries=0,
+    reward__max_failed_frac=0.5,
+  )
+  assert result.metrics["reward/failed/timeout"] == 1
+  assert result.candidates[4].reward is None
+  assert sum(c.reward is not None for c in result.candidates) == 5
+  assert any("did not end within" in line and "judge" in line for line in said)
+
+
+def test_ray_listens_on_the_loopback_only(cluster):
+  listening = set()
+  for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+    with open(table) as file:
+      for line in file.readlines()[1:]:
+        fields = line.split()
+        if fields[3] == "0A":
+          listening.add((fields[1].split(":")[0], int(fields[9])))
+  mine = ray_inodes()
+  assert mine, "no listening socket of Ray was found"
+  loopback = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
+  assert {address for address, inode in listening if inode in mine} <= loopback
+
+
+def ray_inodes():
+  found = set()
+  for pid in filter(str.isdigit, os.listdir("/proc")):
+    try:
+      with open(f"/proc/{pid}/cmdline", "rb") as file:
+        command = file.read()
+      if b"ray" not in command:
+        continue
+      for fd in os.listdir(f"/proc/{pid}/fd"):
+        target = os.readlink(f"/proc/{pid}/fd/{fd}")
+        if target.startswith("socket:["):
+          found.add(int(target[8:-1]))
+    except OSError:
+      continue  # the process ended while it was looked at
+  return found

@@ -1,0 +1,209 @@
+"""RL steps of a tiny real model through the real runtime, in one process."""
+
+import numpy as np
+import pytest
+
+from sbjax.rewards.protocol import Verdict
+from sbjax.runtime.driver import Driver
+from sbjax.runtime.inline import InlineExecutor
+from sbjax.runtime.pool import RunFailed
+from tests.runtime import tiny
+
+BUILDER = "tests.runtime.tiny:build_roles"
+PROMPTS = ("hello", "world!")
+
+
+def drive(tmp_path, steps=2, each=None, builder=BUILDER, **overrides):
+  settings = tiny.settings(**overrides)
+  recipe = tiny.recipe_of(settings)
+  said = []
+  driver = Driver(
+    recipe, InlineExecutor(), tiny.reward_of(settings), str(tmp_path), said.append, builder
+  )
+  driver.wait_for_workers()
+  state = driver.start(PROMPTS[0], None)
+  results, gradients = [], []
+  for step in range(1, steps + 1):
+    on_progress = each(driver) if each else (lambda graph: None)
+    state, result = driver.run_step(state, step, PROMPTS, on_progress=on_progress)
+    results.append(result)
+    gradients.append({u: np.array(g) for u, g in driver.gradients.items()})
+  return driver.train_state(state, steps, 0), results, gradients, said
+
+
+@pytest.fixture(scope="module")
+def merged(tmp_path_factory):
+  return drive(tmp_path_factory.mktemp("merged"), steps=3)
+
+
+@pytest.mark.parametrize(
+  "overrides",
+  [
+    {"runtime__actor_workers": 2, "runtime__reward_workers": 2},
+    {"runtime__actor_workers": 3, "runtime__reward_workers": 0},
+    {"runtime__replays_on_reward": 1.0, "runtime__decodes_on_reward": 0.0},
+  ],
+)
+def test_workers_and_placement_do_not_change_a_bit(merged, tmp_path, overrides):
+  state, _, _, _ = drive(tmp_path, steps=3, **overrides)
+  np.testing.assert_array_equal(state.adapter, merged[0].adapter)
+  np.testing.assert_array_equal(state.ema, merged[0].ema)
+  for a, b in zip(state.optimizer, merged[0].optimizer, strict=True):
+    np.testing.assert_array_equal(a, b)
+
+
+def test_schemes_agree_on_the_gradient_and_differ_in_replays(merged, tmp_path):
+  _, results, gradients, _ = drive(tmp_path, steps=1, scheme="colocated")
+  # The first update of both starts from the same adapter and trajectories.
+  one, two = merged[2][0][0], gradients[0][0]
+  assert np.linalg.norm(one) > 0
+  assert np.linalg.norm(one - two) <= 1e-5 * np.linalg.norm(one)
+  assert merged[1][0].metrics["training/replays_per_candidate"] == 1.0
+  assert results[0].metrics["training/replays_per_candidate"] == 2.0
+
+
+def test_the_second_mini_batch_is_off_policy_and_the_first_is_not(merged):
+  metrics = merged[1][1].metrics
+  assert metrics["check/logp_diff_rollout_replay"] <= 5e-7
+  assert abs(metrics["actor/ratio_mean/m0"] - 1.0) < 1e-6
+  assert metrics["actor/ratio_std/m1"] > 1e-5
+
+
+@pytest.mark.parametrize("name", ["flow_grpo", "grpo_guard", "diffusion_nft"])
+def test_every_objective_trains(tmp_path, name):
+  overrides = {"algorithm__kl_coef": 0.05} if name == "flow_grpo" else {}
+  state, results, gradients, _ = drive(
+    tmp_path, steps=1, algorithm__name=name, algorithm__clip_high=0.5, **overrides
+  )
+  _, _, baseline, _ = drive(
+    tmp_path,
+    steps=1,
+    algorithm__name=name,
+    algorithm__clip_high=0.5,
+    scheme="colocated",
+    **overrides,
+  )
+  assert state.version == 2
+  assert results[0].metrics["training/skipped_updates"] == 0
+  one, two = gradients[0][0], baseline[0][0]
+  assert np.linalg.norm(one - two) <= 1e-5 * np.linalg.norm(one)
+
+
+@pytest.mark.parametrize(
+  "overrides",
+  [
+    {"algorithm__epochs": 2},
+    {"algorithm__minibatch_order": "reference"},
+    {"advantage__std": "global_population"},
+    {"advantage__combine": "separate_loss"},
+    {"advantage__combine": "gdpo"},
+    {"rollout__best_of": 2},
+    {"rollout__same_noise": "group"},
+    {"algorithm__train_steps": "fraction:0.7"},
+    {"algorithm__train_steps": "window:2"},
+    {"algorithm__chunk_reduce": "mean"},
+    {"rollout__transition": "dance_sde", "rollout__noise_level": 0.3},
+    {"rollout__transition": "sde", "rollout__noise_level": 0.7},
+    {"rollout__transition": "cps", "rollout__noise_level": 0.8},
+  ],
+  ids=lambda o: ",".join(f"{k}={v}" for k, v in o.items()),
+)
+def test_variants_train(tmp_path, overrides):
+  state, results, _, _ = drive(tmp_path, steps=1, **overrides)
+  epochs = overrides.get("algorithm__epochs", 1)
+  assert state.version == 2 * epochs
+  assert np.isfinite(state.adapter).all()
+  assert results[0].metrics["check/logp_diff_rollout_replay"] <= 5e-7
+  assert results[0].metrics["actor/grad_norm"] > 0
+
+
+class OneFails(tiny.PixelJudge):
+  """Cannot judge the third job of every step, whatever is tried."""
+
+  def judge(self, jobs, videos):
+    if any(job.candidates == (2,) for job in jobs):
+      raise OSError("the judge's connection broke")
+    return super().judge(jobs, videos)
+
+
+def build_one_fails(run):
+  return tiny.build_roles(run, judge=OneFails())
+
+
+class AllNaN(tiny.PixelJudge):
+  def judge(self, jobs, videos):
+    # The warm-up's single job is answered; a step's are not.
+    if jobs[0].candidates == (0,) and len(jobs) == 1 and jobs[0].seed == 0:
+      return super().judge(jobs, videos)
+    return [Verdict({"bright": float("nan"), "warm": 0.0}) for _ in jobs]
+
+
+def build_all_nan(run):
+  return tiny.build_roles(run, judge=AllNaN())
+
+
+def test_a_failed_reward_is_counted_and_never_a_zero(tmp_path):
+  _, results, _, _ = drive(
+    tmp_path,
+    steps=1,
+    builder="tests.runtime.test_step:build_one_fails",
+    reward__max_failed_frac=0.5,
+  )
+  result = results[0]
+  assert result.metrics["reward/failed"] == 1
+  assert result.metrics["reward/failed/raised"] == 1
+  assert result.candidates[2].reward is None
+  assert "connection broke" in result.candidates[2].rationale
+  assert all(c.reward is not None for c in result.candidates if c.index != 2)
+
+
+def test_too_many_failures_skip_the_update_and_then_end_the_run(tmp_path):
+  with pytest.raises(RunFailed, match=r"2 updates in a row were skipped.*not_finite"):
+    drive(
+      tmp_path,
+      steps=2,
+      builder="tests.runtime.test_step:build_all_nan",
+      reward__max_skipped_in_row=2,
+      algorithm__minibatches=1,
+    )
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_killing_workers_anywhere_leaves_the_update_bit_equal(merged, tmp_path, seed):
+  rng = np.random.default_rng(seed)
+  kills = []
+
+  def each(driver):
+    def on_progress(graph):
+      if len(kills) < 4 and rng.random() < 0.08:
+        victim = str(rng.choice(list(driver.pool.workers)))
+        if driver.pool.workers[victim].ticket is not None:
+          kills.append(victim)
+          driver.executor.kill(victim)
+
+    return on_progress
+
+  state, results, _, said = drive(
+    tmp_path, steps=3, each=each, runtime__actor_workers=2, runtime__reward_workers=1
+  )
+  assert kills, "nothing was killed; the seed tests nothing"
+  assert any("was ended" in line for line in said)
+  np.testing.assert_array_equal(state.adapter, merged[0].adapter)
+  assert sum(r.metrics["training/skipped_updates"] for r in results) == 0
+
+
+def test_an_evaluation_is_the_same_for_every_number_of_workers(tmp_path):
+  scores = []
+  for workers in (1, 3):
+    settings = tiny.settings(runtime__actor_workers=workers)
+    recipe = tiny.recipe_of(settings)
+    driver = Driver(
+      recipe, InlineExecutor(), tiny.reward_of(settings), str(tmp_path), lambda line: None, BUILDER
+    )
+    driver.wait_for_workers()
+    driver.start(PROMPTS[0], None)
+    result = driver.evaluate({"base": None}, PROMPTS, (5, 6), 0)
+    scores.append(result.scores["base"])
+    assert len(result.records["base"]) == 4
+  for name in ("reward", "bright", "warm", "heldout"):
+    np.testing.assert_array_equal(scores[0][name], scores[1][name])
