@@ -2,6 +2,7 @@
 
 import math
 import os
+import subprocess
 from collections.abc import Sequence
 
 import imageio.v3 as iio
@@ -56,24 +57,26 @@ def write_mp4(
   _check(video)
   odd_rows, odd_columns = video.shape[1] % 2, video.shape[2] % 2
   frames = np.pad(video, ((0, 0), (0, odd_rows), (0, odd_columns), (0, 0)), mode="edge")
+  height, width = frames.shape[1:3]
+  source = f"-f rawvideo -pix_fmt rgb24 -s {width}x{height} -r {fps} -i -".split()
+  coding = ["-an", "-c:v", "libx264", "-preset", "veryfast", "-crf", "16", "-pix_fmt", "yuv420p"]
   with files.atomic_output(path) as temporary:
-    writer = imageio_ffmpeg.write_frames(
-      os.fspath(temporary),
-      (frames.shape[2], frames.shape[1]),
-      fps=fps,
-      codec="libx264",
-      pix_fmt_out="yuv420p",
-      quality=8,
-      macro_block_size=2,
-      ffmpeg_log_level="error",
+    # Not through imageio_ffmpeg.write_frames, which forks: JAX warns of that, and it does not tell
+    # whether the encoder succeeded. A session of its own keeps Ctrl-C from the encoder.
+    encoder = subprocess.run(
+      [imageio_ffmpeg.get_ffmpeg_exe(), "-loglevel", "error", "-y", *source, *coding, temporary],
+      input=frames.tobytes(),
+      stdout=subprocess.DEVNULL,
+      stderr=subprocess.PIPE,
+      start_new_session=True,
+      check=False,
     )
-    writer.send(None)  # starts the encoder
-    for frame in frames:
-      writer.send(frame)
-    writer.close()
-    # The encoder is a process of its own: on a full disk it may end without telling the writer.
-    if not temporary.exists() or temporary.stat().st_size == 0:
-      raise files.OutputError(f"cannot write {os.fspath(path)}: the mp4 encoder wrote nothing")
+    if encoder.returncode:
+      reason = encoder.stderr.decode(errors="replace").strip().splitlines()
+      raise files.OutputError(
+        f"cannot write {os.fspath(path)}: the mp4 encoder ended with code {encoder.returncode} "
+        f"({reason[-1] if reason else 'it gave no reason'}); free some space, then resume"
+      )
 
 
 def gif_bytes(video: UInt8[np.ndarray, "frames height width 3"], fps: int) -> bytes:

@@ -33,10 +33,10 @@ _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EFB
 
 
 class CheckpointError(ValueError):
-  """A checkpoint that cannot be written, read or used here; one sentence says why."""
+  """A checkpoint that cannot be read or used here; one sentence says why."""
 
 
-class CheckpointWriteError(files.OutputError, CheckpointError):
+class CheckpointWriteError(files.OutputError):
   """A checkpoint that the disk refused; the last good step is intact."""
 
 

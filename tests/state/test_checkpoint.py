@@ -12,7 +12,6 @@ import textwrap
 import numpy as np
 import pytest
 
-from sbjax import files
 from sbjax.runtime.records import TrainState
 from sbjax.state.checkpoint import (
   Checkpointer,
@@ -288,6 +287,22 @@ def test_a_disk_that_refuses_in_mid_run_is_told_at_the_next_call(tmp_path):
   assert_same(read_checkpoint(tmp_path, 4), state(4))
 
 
-def test_write_errors_are_both_kinds():
-  assert issubclass(CheckpointWriteError, (CheckpointError, files.OutputError))
-  assert str(CheckpointWriteError("one sentence")) == "one sentence"
+def test_a_failed_write_is_told_at_the_end_of_the_run(tmp_path):
+  process = child(
+    tmp_path,
+    """
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+    try:
+      with checkpointer:
+        checkpointer.save(state(3, size=100_000))
+    except files.OutputError as error:
+      print(type(error).__name__, error, flush=True)
+    """,
+  )
+  output, error = process.communicate()
+  assert process.returncode == 0, error
+  assert output.startswith("CheckpointWriteError cannot write checkpoint 3 to ")
+  assert output.count("\n") == 1
+  assert "Traceback" not in error
+  assert read_meta(tmp_path)["step"] == 2
