@@ -9,6 +9,7 @@ Source: Wan2.1 `WanVAE` and diffusers `AutoencoderKLWan`, to which the parity te
 import dataclasses
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,6 @@ from jaxtyping import Array, Float
 from models.wan.vae_layers import (
   CausalConv,
   ChannelNorm,
-  ConvImpl,
   Downsample,
   FrameAttention,
   History,
@@ -48,7 +48,8 @@ class VAEConfig:
     temporal_downsample: per halving of the image, whether time is halved too.
     latents_mean, latents_std: statistics by which latents are normalised, `z_dim` numbers each;
       empty for mean 0 and standard deviation 1.
-    conv_impl: how convolutions over time are run ("auto": by backend); the numbers stay the same.
+    conv_impl: how convolutions over time run, "conv3d", "taps2d" or "auto" (by the backend); the
+      numbers are the same.
 
   Raises:
     ValueError: a field that does not fit the others.
@@ -63,7 +64,7 @@ class VAEConfig:
   temporal_downsample: tuple[bool, ...] = (False, True, True)
   latents_mean: tuple[float, ...] = ()
   latents_std: tuple[float, ...] = ()
-  conv_impl: ConvImpl = "auto"
+  conv_impl: str = "auto"
 
   def __post_init__(self):
     if len(self.temporal_downsample) != len(self.dim_mult) - 1:
@@ -153,7 +154,7 @@ class Encoder(nnx.Module):
   """Pixels to the two moments of each latent, before the last 1x1x1 convolution."""
 
   def __init__(self, config: VAEConfig, *, rngs: nnx.Rngs, param_dtype: jnp.dtype):
-    options = dict(impl=config.conv_impl, rngs=rngs, param_dtype=param_dtype)
+    options: dict[str, Any] = dict(impl=config.conv_impl, rngs=rngs, param_dtype=param_dtype)
     widths = [config.base_dim * m for m in (1, *config.dim_mult)]
     self.conv1 = CausalConv((3, 3, 3), PIXEL_CHANNELS, widths[0], **options)
     layers: list[nnx.Module] = []
@@ -179,7 +180,7 @@ class Decoder(nnx.Module):
   """Latents to pixels."""
 
   def __init__(self, config: VAEConfig, *, rngs: nnx.Rngs, param_dtype: jnp.dtype):
-    options = dict(impl=config.conv_impl, rngs=rngs, param_dtype=param_dtype)
+    options: dict[str, Any] = dict(impl=config.conv_impl, rngs=rngs, param_dtype=param_dtype)
     widths = [config.base_dim * m for m in (config.dim_mult[-1], *reversed(config.dim_mult))]
     temporal_upsample = tuple(reversed(config.temporal_downsample))
     self.conv1 = CausalConv((3, 3, 3), config.z_dim, widths[0], **options)
@@ -204,7 +205,7 @@ class Decoder(nnx.Module):
     return self.head_conv(jax.nn.silu(self.head_norm(x)), history)
 
 
-def _middle(width: int, *, impl: ConvImpl, rngs: nnx.Rngs, param_dtype: jnp.dtype) -> nnx.List:
+def _middle(width: int, *, impl: str, rngs: nnx.Rngs, param_dtype: jnp.dtype) -> nnx.List:
   return nnx.List(
     [
       ResidualBlock(width, width, impl=impl, rngs=rngs, param_dtype=param_dtype),
@@ -232,7 +233,7 @@ class WanVAE(nnx.Module):
     dtype: jnp.dtype = jnp.float32,
     param_dtype: jnp.dtype = jnp.float32,
   ):
-    options = dict(rngs=rngs, param_dtype=param_dtype)
+    options: dict[str, Any] = dict(rngs=rngs, param_dtype=param_dtype)
     z = config.z_dim
     self.config = config
     self.dtype = dtype

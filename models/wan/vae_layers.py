@@ -7,15 +7,13 @@ of the previous call lie before it).
 """
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 from jaxtyping import Array, Float
-
-ConvImpl = Literal["auto", "conv3d", "taps2d"]
 
 HISTORY_FRAMES = 2  # a kernel of three frames looks two back
 
@@ -47,11 +45,11 @@ class History:
     return extended
 
 
-def use_conv3d(impl: ConvImpl) -> bool:
-  """Whether convolutions over time run as 3-D ones. "auto": except on the CPU.
+def use_conv3d(impl: str) -> bool:
+  """Whether `impl` ("auto", "conv3d", "taps2d") runs convolutions over time as 3-D ones.
 
-  XLA's CPU backend runs a 3-D convolution several times slower than one 2-D convolution over the
-  three time taps laid side by side on the channels; accelerators have good 3-D kernels.
+  "auto" does so except on the CPU, where XLA runs a 3-D convolution several times slower than one
+  2-D convolution over the three time taps laid side by side on the channels.
   """
   return impl == "conv3d" or (impl == "auto" and jax.default_backend() != "cpu")
 
@@ -73,7 +71,7 @@ def conv2d(
 def causal_conv(
   x: Float[Array, "batch time height width in"],
   kernel: Float[Array, "kt kh kw in out"],
-  impl: ConvImpl,
+  impl: str,
   time_stride: int = 1,
 ) -> Float[Array, "batch time2 height width out"]:
   """A convolution that pads space by half its kernel and time not at all (see `History`).
@@ -130,7 +128,7 @@ class Conv(nnx.Module):
 class CausalConv(Conv):
   """A causal convolution over time and space, zero padded in space."""
 
-  def __init__(self, size: tuple[int, int, int], *widths: int, impl: ConvImpl, **options):
+  def __init__(self, size: tuple[int, int, int], *widths: int, impl: str, **options):
     super().__init__(size, *widths, **options)
     self.impl = impl
 
@@ -179,11 +177,11 @@ class ResidualBlock(nnx.Module):
     width_in: int,
     width_out: int,
     *,
-    impl: ConvImpl,
+    impl: str,
     rngs: nnx.Rngs,
     param_dtype: jnp.dtype = jnp.float32,
   ):
-    options = dict(impl=impl, rngs=rngs, param_dtype=param_dtype)
+    options: dict[str, Any] = dict(impl=impl, rngs=rngs, param_dtype=param_dtype)
     self.norm1 = ChannelNorm(width_in, param_dtype=param_dtype)
     self.conv1 = CausalConv((3, 3, 3), width_in, width_out, **options)
     self.norm2 = ChannelNorm(width_out, param_dtype=param_dtype)
@@ -226,7 +224,7 @@ class Downsample(nnx.Module):
     width: int,
     *,
     temporal: bool,
-    impl: ConvImpl,
+    impl: str,
     rngs: nnx.Rngs,
     param_dtype: jnp.dtype = jnp.float32,
   ):
@@ -247,12 +245,11 @@ class Downsample(nnx.Module):
     x = y.reshape(*x.shape[:2], *y.shape[1:]) + bias[None, None, None, None]
     if self.time_conv is None:
       return x
-    first, rest = x[:, :1], x
     if x.shape[1] == 1:
-      return first
+      return x
     kernel, bias = self.time_conv.weights(x.dtype)
-    rest = causal_conv(rest, kernel, self.impl, time_stride=2) + bias[None, None, None, None]
-    return jnp.concatenate([first, rest], axis=1)
+    rest = causal_conv(x, kernel, self.impl, time_stride=2) + bias[None, None, None, None]
+    return jnp.concatenate([x[:, :1], rest], axis=1)
 
 
 class Upsample(nnx.Module):
@@ -266,7 +263,7 @@ class Upsample(nnx.Module):
     width: int,
     *,
     temporal: bool,
-    impl: ConvImpl,
+    impl: str,
     rngs: nnx.Rngs,
     param_dtype: jnp.dtype = jnp.float32,
   ):
