@@ -75,7 +75,7 @@ def write_mp4(
       reason = encoder.stderr.decode(errors="replace").strip().splitlines()
       raise files.OutputError(
         f"cannot write {os.fspath(path)}: the mp4 encoder ended with code {encoder.returncode} "
-        f"({reason[-1] if reason else 'it gave no reason'}); free some space, then resume"
+        f"({reason[0] if reason else 'it gave no reason'}); free some space, then resume"
       )
 
 

@@ -187,11 +187,19 @@ class Checkpointer:
     Raises:
       CheckpointWriteError: where that write failed.
     """
+    failure: CheckpointWriteError | None = None
     try:
       self.wait()
-    finally:
+    except CheckpointWriteError as error:
+      failure = error
+    try:
       self._manager.close()
+    except Exception as error:  # Orbax may tell a failed write once more
+      failure = failure or self._write_error(-1, error)
+    finally:
       self._quiet.stop()
+    if failure is not None:
+      raise failure
 
   def _write_error(self, step: int, error: Exception) -> CheckpointWriteError:
     latest = self.latest_step()
