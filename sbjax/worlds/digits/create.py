@@ -68,7 +68,13 @@ def initial_sizes(z_dim: int) -> world.Sizes:
     raise ValueError(f"vocab_size is {text.vocab_size}; the world has {vocabulary} words")
   return world.Sizes(
     dit=dataclasses.replace(dit, in_dim=z_dim + 2, out_dim=z_dim),
-    sampler=dataclasses.replace(sampler, latent_channels=z_dim),
+    # The window is the length of the training videos: longer ones roll on within what was learned.
+    sampler=dataclasses.replace(
+      sampler,
+      latent_channels=z_dim,
+      window_frames=sampler.max_frames,
+      cache_frames=sampler.max_frames,
+    ),
     vae=dataclasses.replace(vae_preset("digits"), z_dim=z_dim),
     text=text,
     judge=judge.JudgeConfig(),
