@@ -20,19 +20,14 @@ class Stopped(BaseException):
 
   def __init__(self, signum: int):
     super().__init__(f"received {signal.Signals(signum).name}")
-    self.signum = signum
-
-  @property
-  def exit_code(self) -> int:
-    """The shell's code for a process that this signal ended."""
-    return 128 + self.signum
 
 
 def guarded(work: Callable[[], int]) -> int:
   """Does a command's work under signal handlers, and turns known failures into one sentence.
 
-  A signal raises `Stopped` inside the work, whose clean-up then writes what is to be kept. With
-  SBJAX_TRACEBACK=1 in the environment failures keep their traceback.
+  SIGINT and SIGTERM raise `Stopped` inside the work, whose clean-up then writes what is to be kept;
+  a second signal ends the process at once. With SBJAX_TRACEBACK=1 in the environment failures keep
+  their traceback.
 
   Args:
     work: gives an exit code.
@@ -40,21 +35,32 @@ def guarded(work: Callable[[], int]) -> int:
   Returns:
     The exit code.
   """
-  plain = os.environ.get("SBJAX_TRACEBACK") == "1"
-  handlers = {s: signal.signal(s, _stop) for s in (signal.SIGINT, signal.SIGTERM)}
+  received: list[int] = []
+
+  def stop(signum: int, frame: FrameType | None) -> None:
+    del frame
+    received.append(signum)
+    # A user who asks twice does not want to wait for the checkpoint.
+    for known in (signal.SIGINT, signal.SIGTERM):
+      signal.signal(known, signal.SIG_DFL)
+    raise Stopped(signum)
+
+  handlers = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM)}
   try:
     return work()
-  except Stopped as stopped:
-    return stopped.exit_code
-  except ValueError as error:
-    if plain or "\n" in str(error):  # not one of ours: those are one sentence
+  except BaseException as error:
+    # Not only `Stopped`: code between the handler and here may turn it into an error of its own, as
+    # Ray's compiled calls do.
+    if received:
+      return 128 + received[0]
+    if os.environ.get("SBJAX_TRACEBACK") == "1":
       raise
-    return refuse(error)
-  except (OutputError, RunFailed) as error:
-    if plain:
-      raise
-    print(f"sbjax: {error}", file=sys.stderr, flush=True)
-    return EXIT_FAILED
+    if isinstance(error, ValueError) and "\n" not in str(error):  # ours are one sentence
+      return refuse(error)
+    if isinstance(error, OutputError | RunFailed):
+      print(f"sbjax: {error}", file=sys.stderr, flush=True)
+      return EXIT_FAILED
+    raise
   finally:
     for signum, handler in handlers.items():
       signal.signal(signum, handler)
@@ -77,11 +83,3 @@ def prepare_environment(settings: Settings) -> None:
   os.environ.setdefault("RAY_DEDUP_LOGS", "0")
   os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
   os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-
-
-def _stop(signum: int, frame: FrameType | None) -> None:
-  del frame
-  # A user who asks twice does not want to wait for the checkpoint.
-  signal.signal(signal.SIGINT, signal.SIG_DFL)
-  signal.signal(signal.SIGTERM, signal.SIG_DFL)
-  raise Stopped(signum)
