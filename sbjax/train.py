@@ -66,7 +66,7 @@ def train(settings: Settings, path: str) -> int:
     stack.callback(executor.shutdown)
     driver = Driver(recipe, executor, reward_of(settings), str(workdir.root / "logs"), say)
     driver.wait_for_workers()
-    reporter = Reporter(workdir, driver, first if restored else None)
+    reporter = Reporter(workdir, driver, first if workdir.resumed else None)
     stack.callback(reporter.close)
     reporter.banner(first + 1, workdir.notes)
     state = driver.start(train_prompts.prompts[0], restored)
@@ -201,7 +201,7 @@ def model_facts(recipe: Recipe) -> dict[str, Any]:
     "parameters": recipe.adapter_parameters,
     "rank": recipe.lora.rank,
     "alpha": recipe.lora.alpha,
-    "targets": list(recipe.lora.resolved()),
+    "targets": list(recipe.lora.resolved),
   }
 
 

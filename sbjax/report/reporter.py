@@ -59,7 +59,7 @@ class Reporter:
       )
     counts = self._driver.facts[self._driver.slots[0].name]["parameters"]
     models = [console.ModelRow(role, settings.model.name, n) for role, n in counts.items()]
-    targets = recipe.lora.resolved()
+    targets = recipe.lora.resolved
     stride = self._driver.pixel_stride
     print(
       console.banner(
