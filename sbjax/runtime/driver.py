@@ -336,6 +336,7 @@ def make_executor(recipe: Recipe, log_dir: str, cache_dir: str) -> Executor:
     log_dir,
     cores_per_worker=runtime.cores_per_worker,
     gpus_per_worker=runtime.gpus_per_worker,
+    devices_per_worker=runtime.devices_per_worker,
     cache_dir=cache_dir,
     address=runtime.ray_address or None,
   )

@@ -68,6 +68,7 @@ class RayExecutor:
     workdir: folder for worker logs.
     cores_per_worker: CPU cores that a worker is pinned to where it runs on CPUs; 0 pins none.
     gpus_per_worker: accelerators that Ray reserves for a worker.
+    devices_per_worker: devices of a worker's mesh; without accelerators JAX makes as many of a CPU.
     address: a running cluster's address, or None to start Ray on this machine, on 127.0.0.1 only.
     cache_dir: compilation cache that all workers share.
   """
@@ -78,6 +79,7 @@ class RayExecutor:
     *,
     cores_per_worker: int,
     gpus_per_worker: int,
+    devices_per_worker: int = 1,
     cache_dir: str,
     address: str | None = None,
   ):
@@ -96,6 +98,7 @@ class RayExecutor:
     }
     if not gpus_per_worker:
       env["JAX_PLATFORMS"] = "cpu"
+      env["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices_per_worker}"
     self._env = env
     if self._started_here:
       os.environ.update(_LOOPBACK)

@@ -8,8 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import Mesh
 
 from models.layers.lora import init_lora
+from models.wan.sharding import parameter_shardings
 from sbjax.policy import TextConditioning, WanPolicy
 from sbjax.rewards.function import FunctionJudge
 from sbjax.rewards.protocol import Judge, PointwiseReward, Reward
@@ -44,6 +46,7 @@ class Roles:
     heldout: (videos, prompts) -> the held-out measure by name, or None where there is none.
     parameters: parameter counts by model, for the banner.
     pixel_stride: pixels of a latent cell's side.
+    mesh: the worker's devices where there is more than one.
   """
 
   recipe: Recipe
@@ -60,6 +63,7 @@ class Roles:
   heldout: Callable[[np.ndarray, Sequence[str]], Mapping[str, np.ndarray]] | None
   parameters: Mapping[str, int]
   pixel_stride: int
+  mesh: Mesh | None
 
 
 def recipe_of(settings: Settings) -> Recipe:
@@ -122,7 +126,11 @@ def assemble(
     parameters: parameter counts of the other models, for the banner.
     pixel_stride: pixels of a latent cell's side.
   """
+  mesh = worker_mesh(recipe.settings)
+  if mesh is not None:
+    dit.mesh = mesh
   graphdef, frozen = nnx.split(dit)
+  frozen = place(frozen, mesh)
   policy = WanPolicy(graphdef, recipe.dit, recipe.sampler, recipe.lora.scale)
   objective, transition = recipe.objective, recipe.transition
   functions = objective.functions
@@ -171,7 +179,31 @@ def assemble(
       "adapter": recipe.adapter_parameters,
     },
     pixel_stride=pixel_stride,
+    mesh=mesh,
   )
+
+
+def worker_mesh(settings: Settings) -> Mesh | None:
+  """The mesh (fsdp, seq) over a worker's devices, or None where it has one.
+
+  Raises:
+    ValueError: if this process has fewer devices than the settings ask for.
+  """
+  wanted = settings.runtime.devices_per_worker
+  if wanted == 1:
+    return None
+  devices = jax.local_devices()
+  if len(devices) < wanted:
+    raise ValueError(
+      f"runtime.devices_per_worker={wanted}, but a worker has {len(devices)} "
+      f"{devices[0].platform} device(s); ask for at most {len(devices)}"
+    )
+  return Mesh(np.array(devices[:wanted]).reshape(settings.runtime.mesh), ("fsdp", "seq"))
+
+
+def place(tree: Params, mesh: Mesh | None) -> Params:
+  """Lays parameters or an adapter out over a worker's mesh."""
+  return tree if mesh is None else jax.device_put(tree, parameter_shardings(tree, mesh))
 
 
 def _judge(settings: Settings, world: Any) -> Judge:

@@ -16,7 +16,7 @@ import numpy as np
 from sbjax.rewards.protocol import Job, judge_with_retries
 from sbjax.rollout import Trajectory, generate, replay_inputs
 from sbjax.runtime.optimizer import initial_state
-from sbjax.runtime.roles import Roles
+from sbjax.runtime.roles import Roles, place
 from sbjax.separation import buffers as buffer_lib
 from sbjax.separation import replay as replay_lib
 
@@ -89,7 +89,8 @@ class Worker:
 
   def op_set_adapter(self, flat: np.ndarray, version: str) -> Output:
     """Receives one adapter version."""
-    self._adapters[version] = buffer_lib.unflatten(flat, self.roles.initial)
+    tree = buffer_lib.unflatten(flat, self.roles.initial)
+    self._adapters[version] = place(tree, self.roles.mesh)
     return {"version": version}, ()
 
   def op_keep(self, versions: tuple[str, ...], step: int) -> Output:
