@@ -52,8 +52,8 @@ def images_from_sklearn() -> DigitImages:
   """Reads the digit images from scikit-learn (extra `world`)."""
   from sklearn.datasets import load_digits
 
-  raw = load_digits()
-  images, labels = np.asarray(raw["images"]), np.asarray(raw["target"])
+  flat, target = load_digits(return_X_y=True)
+  images, labels = np.asarray(flat).reshape(-1, 8, 8), np.asarray(target)
   return DigitImages(
     ink=(images / 16.0).astype(np.float32),
     labels=labels.astype(np.int32),

@@ -92,7 +92,7 @@ def sample_latents(
 
 
 def pixels_to_uint8(
-  pixels: Float[Array, "batch frames 3 height width"],
+  pixels: Float[Array, "batch frames 3 height width"] | np.ndarray,
 ) -> np.ndarray:
   """Decoded pixels in [-1, 1] as bytes [batch, frames, height, width, 3]."""
   last = np.moveaxis(np.asarray(pixels, np.float32), 2, -1)
