@@ -107,6 +107,10 @@ class Executor(Protocol):
     """
     ...
 
+  def discard(self, ticket: Ticket) -> None:
+    """Forgets a call whose result nobody will ask for; one that is unknown already is no error."""
+    ...
+
   def fetch(self, handle: Handle) -> Any:
     """Brings a heavy result here; for samples and checkpoints, never within a step's path."""
     ...

@@ -32,6 +32,7 @@ class WorkerState:
     since_s: when it was submitted.
     deadline_s: when it must have ended.
     on_end: what to do with its result.
+    queued: adapters that were submitted before it.
     deaths: how often the worker has died.
     starting: True until it has loaded its models.
   """
@@ -43,6 +44,7 @@ class WorkerState:
   since_s: float = 0.0
   deadline_s: float = 0.0
   on_end: Callable[[Result | Exception], None] | None = None
+  queued: list[Any] = dataclasses.field(default_factory=list)
   deaths: int = 0
   starting: bool = True
 
@@ -138,8 +140,7 @@ class Pool:
       return
     ticket = self.executor.submit(name, Call("set_adapter", {"version": version}), (handle,))
     state.versions.add(version)
-    # Its failure is the next call's failure: a dead worker, or one that lacks the version.
-    del ticket
+    state.queued.append(ticket)
 
   def wait(self, timeout_s: float = 1.0) -> None:
     """Waits for calls to end and hands out their results; kills workers past their deadline."""
@@ -172,6 +173,12 @@ class Pool:
     except TaskRaised as error:
       result = error
     state.ticket, state.on_end = None, None
+    for queued in state.queued:
+      try:
+        self.executor.result(queued)
+      except TaskRaised as error:
+        result = error  # the cause; what named the adapter fails for want of it
+    state.queued.clear()
     if on_end is not None:
       on_end(result)
 
@@ -183,7 +190,12 @@ class Pool:
   def _died(self, name: str, error: Exception) -> None:
     state = self.workers[name]
     on_end, what = state.on_end, state.busy_with
+    if state.ticket is not None:
+      self.executor.discard(state.ticket)
     state.ticket, state.on_end = None, None
+    for ticket in state.queued:
+      self.executor.discard(ticket)
+    state.queued.clear()
     state.versions = set()
     state.deaths += 1
     if state.deaths > self._max_deaths:

@@ -169,6 +169,11 @@ class RayExecutor:
       raise TaskRaised(f"{call.op} on {self.describe(worker)}: {cause}") from cause
     return Result(scalars, heavy, scalars["seconds"])
 
+  def discard(self, ticket: Any) -> None:
+    """Forgets a call."""
+    self._owner.pop(ticket, None)
+    self._heavy.pop(ticket, None)
+
   def fetch(self, handle: Any) -> Any:
     """Brings a heavy result here (shared memory on one node)."""
     return ray.get(handle, timeout=120) if isinstance(handle, ray.ObjectRef) else handle
