@@ -27,6 +27,7 @@ class InlineExecutor:
     if self._roles is None:
       spec = next(iter(self._specs.values()))
       self._roles = load_builder(spec)(spec.settings)
+    assert self._roles is not None
     return self._roles
 
   def start(self, specs: Sequence[WorkerSpec]) -> None:

@@ -90,7 +90,7 @@ def make_update(settings: SettingsOptim) -> UpdateFn:
     # optax mixes Python floats with integer counters; its casts are its own business.
     with jax.numpy_dtype_promotion("standard"):
       updates, after = transform.update(gradient, state, adapter)
-    new = optax.apply_updates(adapter, updates)
+    new = jnp.asarray(optax.apply_updates(adapter, updates))
     return new, decay * ema + (1.0 - decay) * new, jax.tree.leaves(after)
 
   def update(gradient: Flat, adapter: Flat, ema: Flat, optimizer, *, skip: bool, count: int):

@@ -159,7 +159,7 @@ class RayExecutor:
     worker, call = self._owner.pop(ticket)
     heavy = self._heavy.pop(ticket)
     try:
-      scalars = ray.get(ticket, timeout=60)
+      scalars: Any = ray.get(ticket, timeout=60)
     except RayActorError as error:
       raise WorkerLost(f"{self.describe(worker)} died during {call.op!r}") from error
     except GetTimeoutError as error:

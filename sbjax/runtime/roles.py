@@ -11,6 +11,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from models.layers.lora import init_lora
+from models.wan.dit import CausalWanDiT
 from models.wan.sharding import parameter_shardings
 from sbjax.policy import TextConditioning, WanPolicy
 from sbjax.rewards.function import FunctionJudge
@@ -92,10 +93,10 @@ def build_roles(settings: Settings) -> Roles:
     make_recipe(settings, world.dit_config, world.sampler),
     world.dit,
     np.asarray(world.conditioning_channels, np.float32),
-    embed=lambda prompts: digits.encode_prompts(world, prompts, settings.prompts.overflow),
+    embed=lambda prompts: digits.encode_prompts(world, tuple(prompts), settings.prompts.overflow),
     decode=lambda latents: np.asarray(decode(vae_state, jnp.asarray(latents))),
     judge=_judge(settings, world),
-    heldout=lambda videos, prompts: digits.heldout_scores(world, videos, prompts),
+    heldout=lambda videos, prompts: digits.heldout_scores(world, videos, tuple(prompts)),
     parameters={"decoder": _count(vae_state)},
     pixel_stride=world.vae.config.spatial_factor,
   )
@@ -103,7 +104,7 @@ def build_roles(settings: Settings) -> Roles:
 
 def assemble(
   recipe: Recipe,
-  dit: nnx.Module,
+  dit: CausalWanDiT,
   conditioning_channels: np.ndarray,
   *,
   embed: Callable[[Sequence[str]], np.ndarray],

@@ -109,7 +109,7 @@ def _advantages(
     components = rewards[c].components
     if components is not None:
       table[row] = [components[name] for name in names]
-  valid = np.isfinite(table).all(axis=1)
+  valid = np.asarray(np.isfinite(table).all(axis=1))
   outcome = advantages(
     table, valid, np.array([groups[c] for c in order]), from_settings(recipe.settings)
   )

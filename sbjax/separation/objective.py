@@ -15,6 +15,9 @@ from jaxtyping import Array, Float
 
 from sbjax.separation.channels import ChannelFn
 
+AnyArray = Array | np.ndarray
+"""On the driver these scalars are numpy; autodiff of a loss traces them."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
@@ -30,10 +33,10 @@ class Batch:
     normaliser: Z, candidates of the mini-batch x units that are summed over.
   """
 
-  channels: Float[Array, "candidates units channels"]
-  old: Float[Array, "candidates units channels"]
-  statistics: Float[Array, "candidates units statistics"]
-  advantages: Float[Array, "candidates rewards"]
+  channels: Float[AnyArray, "candidates units channels"]
+  old: Float[AnyArray, "candidates units channels"]
+  statistics: Float[AnyArray, "candidates units statistics"]
+  advantages: Float[AnyArray, "candidates rewards"]
   valid: np.ndarray
   group: np.ndarray
   normaliser: float
@@ -54,18 +57,38 @@ class Objective(Protocol):
   """
 
   @property
-  def name(self) -> str: ...
+  def name(self) -> str:
+    """See the class."""
+    ...
+
   @property
-  def channels(self) -> tuple[str, ...]: ...
+  def channels(self) -> tuple[str, ...]:
+    """See the class."""
+    ...
+
   @property
-  def statistics(self) -> tuple[str, ...]: ...
+  def statistics(self) -> tuple[str, ...]:
+    """See the class."""
+    ...
+
   @property
-  def functions(self) -> Mapping[str, ChannelFn]: ...
+  def functions(self) -> Mapping[str, ChannelFn]:
+    """See the class."""
+    ...
+
   @property
-  def unit(self) -> Literal["step", "candidate"]: ...
+  def unit(self) -> Literal["step", "candidate"]:
+    """See the class."""
+    ...
+
   @property
-  def points(self) -> Literal["trajectory", "forward"]: ...
-  def buffers(self, units: int) -> int: ...
+  def points(self) -> Literal["trajectory", "forward"]:
+    """See the class."""
+    ...
+
+  def buffers(self, units: int) -> int:
+    """See the class."""
+    ...
 
   def loss(self, batch: Batch) -> Float[Array, ""]:
     """The loss itself; `jax.grad` of it over `batch.channels` is the truth for `early` x `late`."""

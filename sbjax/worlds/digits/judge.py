@@ -172,6 +172,28 @@ def _tables(judge: Judge, videos: UInt8[Array, "batch time 64 64 3"]) -> dict[st
   return {name: table.mean(axis=0) for name, table in tables.items()}
 
 
+def tables(
+  judge: Judge, videos: UInt8[np.ndarray, "batch time 64 64 3"]
+) -> dict[str, Float[np.ndarray, "batch classes"]]:
+  """Class probabilities of every head as the reward reads them, float64, keys as in HEADS.
+
+  Args:
+    judge: the trained judge.
+    videos: bytes, any length of at least 5 frames.
+
+  Raises:
+    ValueError: if the videos have another shape or dtype, or too few frames.
+  """
+  if videos.dtype != np.uint8 or videos.ndim != 5 or videos.shape[2:] != (64, 64, 3):
+    raise ValueError(
+      f"videos is {videos.dtype} {videos.shape}; the judge takes uint8 [batch, frames, 64, 64, 3]"
+    )
+  if videos.shape[1] < 5:
+    raise ValueError(f"videos has {videos.shape[1]} frames; the judge needs at least 5")
+  read = _tables(judge, jnp.asarray(videos))
+  return {name: np.asarray(table, np.float64) for name, table in read.items()}
+
+
 def judge_videos(
   judge: Judge,
   videos: UInt8[np.ndarray, "batch time 64 64 3"],
