@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import zipfile
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt8
@@ -79,7 +80,7 @@ def load_images(path: str | os.PathLike[str]) -> DigitImages:
   try:
     with np.load(path, allow_pickle=False) as stored:
       ink, labels = stored["ink_sixteenths"], stored["labels"]
-  except (OSError, KeyError, ValueError, EOFError) as error:
+  except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
     raise ValueError(f"digit images file {os.fspath(path)!r} cannot be read: {error}") from error
   if ink.ndim != 3 or ink.shape[1:] != (8, 8) or labels.shape != ink.shape[:1] or ink.max() > 16:
     raise ValueError(f"digit images file {os.fspath(path)!r} does not hold 8x8 digit images")

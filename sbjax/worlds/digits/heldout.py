@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import zipfile
 
 import numpy as np
 from jaxtyping import Float, UInt8
@@ -179,7 +180,7 @@ def load(path: str | os.PathLike[str]) -> HeldOut:
   try:
     with np.load(path, allow_pickle=False) as stored:
       vectors, coefficients, intercepts, gamma, temperature = (stored[key] for key in _KEYS)
-  except (OSError, KeyError, ValueError, EOFError) as error:
+  except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
     raise ValueError(f"held-out measure file {name!r} cannot be read: {error}") from error
   shapes_fit = (
     vectors.ndim == 2

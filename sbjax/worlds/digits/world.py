@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -21,7 +22,7 @@ from models.wan.umt5_keys import UMT5_KEYS
 from models.wan.vae import VAEConfig, WanVAE
 from models.wan.vae_keys import vae_keys
 from models.wan.weights import DIT_KEYS
-from models.weights import TensorKey, load_safetensors, save_safetensors
+from models.weights import TensorKey, read_tensors, save_safetensors
 from sbjax.worlds.digits import data, heldout, judge, prompts
 from sbjax.worlds.digits.sample import conditioning_channels
 from sbjax.worlds.digits.tokenizer import WordTokenizer
@@ -94,8 +95,7 @@ def sizes_from_json(stored: dict[str, Any]) -> Sizes:
 def judge_keys(module: judge.Judge) -> list[TensorKey]:
   """The judge is our own: its file's keys are its attribute paths."""
   flat = nnx.to_flat_state(nnx.state(module, nnx.Param))
-  names = [".".join(str(part) for part in path) for path, _ in flat]
-  return [TensorKey(name, name) for name in names]
+  return [TensorKey(_dotted(path), _dotted(path)) for path, _ in flat]
 
 
 def _folder(path: str | os.PathLike[str] | None) -> pathlib.Path:
@@ -148,8 +148,6 @@ def load_world(path: str | os.PathLike[str] | None = None) -> World:
   folder = _folder(path)
   meta = _read_meta(folder)
   sizes = _read_sizes(folder, meta)
-  rngs = nnx.Rngs(0)
-  judge_module = judge.Judge(sizes.judge, rngs=rngs)
   try:
     vocabulary = tuple(str(word) for word in meta["vocabulary"])
   except (KeyError, TypeError) as error:
@@ -159,14 +157,10 @@ def load_world(path: str | os.PathLike[str] | None = None) -> World:
   sampler = sizes.sampler
   train_prompts, eval_prompts = prompts.split_prompts()
   return World(
-    dit=load_safetensors(folder / "dit.safetensors", CausalWanDiT(sizes.dit, rngs=rngs), DIT_KEYS),
-    vae=load_safetensors(
-      folder / "vae.safetensors", WanVAE(sizes.vae, rngs=rngs), vae_keys(sizes.vae)
-    ),
-    text=load_safetensors(
-      folder / "text.safetensors", UMT5Encoder(sizes.text, rngs=rngs), UMT5_KEYS
-    ),
-    judge=load_safetensors(folder / "judge.safetensors", judge_module, judge_keys(judge_module)),
+    dit=_load(folder / "dit.safetensors", lambda r: CausalWanDiT(sizes.dit, rngs=r), DIT_KEYS),
+    vae=_load(folder / "vae.safetensors", lambda r: WanVAE(sizes.vae, rngs=r), vae_keys(sizes.vae)),
+    text=_load(folder / "text.safetensors", lambda r: UMT5Encoder(sizes.text, rngs=r), UMT5_KEYS),
+    judge=_load(folder / "judge.safetensors", lambda r: judge.Judge(sizes.judge, rngs=r), None),
     dit_config=sizes.dit,
     sampler=sampler,
     tokenizer=WordTokenizer(vocabulary, sizes.dit.text_len),
@@ -179,6 +173,26 @@ def load_world(path: str | os.PathLike[str] | None = None) -> World:
     eval_prompts=eval_prompts,
     meta=meta,
   )
+
+
+def _load(path: pathlib.Path, build: Callable[[nnx.Rngs], Any], table: Any) -> Any:
+  """Builds a module without drawing initial weights, and fills it from a file.
+
+  `table` is the file's key table; None for a module whose keys are its own attribute paths.
+  """
+  graphdef, state = nnx.split(nnx.eval_shape(lambda: build(nnx.Rngs(0))))
+  like = {_dotted(path): leaf for path, leaf in nnx.to_flat_state(state)}
+  table = [TensorKey(name, name) for name in like] if table is None else table
+  arrays = read_tensors(path, table, like)
+  filled = [
+    (path, leaf.replace(jnp.asarray(arrays[_dotted(path)])))
+    for path, leaf in nnx.to_flat_state(state)
+  ]
+  return nnx.merge(graphdef, nnx.from_flat_state(filled))
+
+
+def _dotted(path: tuple[Any, ...]) -> str:
+  return ".".join(str(part) for part in path)
 
 
 def save_models(
@@ -213,7 +227,7 @@ def encode_prompts(
   """
   ids, mask = world.tokenizer(texts, prompt_overflow)
   rows = [
-    _encode(world.text, jnp.asarray(ids[i : i + 1]), jnp.asarray(mask[i : i + 1]))
+    _encode(world.text, jnp.asarray(ids[i : i + 1]), jnp.asarray(mask[i : i + 1], jnp.int32))
     for i in range(len(texts))
   ]
   return np.concatenate([np.asarray(row, np.float32) for row in rows])
