@@ -1,20 +1,18 @@
 """How large the configured model is, read without its weights."""
 
-from models.wan import presets
+from models.wan.presets import DiTConfig, SamplerConfig
 from sbjax.settings import Settings
 
 
-def model_sizes(settings: Settings) -> tuple[presets.DiTConfig, presets.SamplerConfig]:
-  """Gives the sizes of the network and of its sampler: the preset's, or the checkpoint folder's.
+def model_sizes(settings: Settings) -> tuple[DiTConfig, SamplerConfig]:
+  """Gives the sizes of the network and of its sampler, as its folder of weights states them.
 
   Raises:
-    ValueError: unknown model, or a folder that holds no readable world.
+    ValueError: the folder holds no readable world.
   """
-  if not settings.model.checkpoint:
-    return presets.preset(settings.model.name)
-  from sbjax.worlds.digits import world  # imports JAX: only where it is needed
+  from sbjax.worlds.digits import world  # imports JAX: not before it is needed
 
   try:
-    return world.model_sizes(settings.model.checkpoint)
+    return world.model_sizes(settings.model.checkpoint or None)
   except ValueError as error:
     raise ValueError(f"model.checkpoint: {error}") from error
