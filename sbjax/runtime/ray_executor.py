@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -102,7 +103,9 @@ class RayExecutor:
     self._env = env
     if self._started_here:
       os.environ.update(_LOOPBACK)
-      with _own_signal_handlers():
+      with _own_signal_handlers(), warnings.catch_warnings():
+        # JAX warns of a fork after its threads have started; Ray's children exec at once.
+        warnings.filterwarnings("ignore", message="os.fork", category=RuntimeWarning)
         ray.init(
           address=address,
           include_dashboard=False,

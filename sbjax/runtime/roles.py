@@ -96,7 +96,7 @@ def build_roles(settings: Settings) -> Roles:
     embed=lambda prompts: digits.encode_prompts(world, tuple(prompts), settings.prompts.overflow),
     decode=lambda latents: np.asarray(decode(vae_state, jnp.asarray(latents))),
     judge=_judge(settings, world),
-    heldout=lambda videos, prompts: digits.heldout_scores(world, videos, tuple(prompts)),
+    heldout=lambda videos, prompts: _measures(digits.heldout_scores(world, videos, tuple(prompts))),
     parameters={"decoder": _count(vae_state)},
     pixel_stride=world.vae.config.spatial_factor,
   )
@@ -182,6 +182,11 @@ def assemble(
     pixel_stride=pixel_stride,
     mesh=mesh,
   )
+
+
+def _measures(read: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+  """The held-out classifier's measures; which digit it read is not one."""
+  return {name: np.asarray(read[name], np.float64) for name in ("p", "right")}
 
 
 def worker_mesh(settings: Settings) -> Mesh | None:
