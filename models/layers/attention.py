@@ -5,6 +5,7 @@ A causal video model attends to the cached past and to the present chunk. Keepin
 backward pass the gradients of the past.
 """
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -46,9 +47,9 @@ def attention(
     peak = jnp.maximum(peak, jnp.max(s, axis=-1, keepdims=True))
   peak = jax.lax.stop_gradient(peak)
   weights = [jnp.exp(s - peak) for s in scores]
-  total = sum(jnp.sum(w, axis=-1, keepdims=True) for w in weights)
-  mixed = sum(_mix(w.astype(q.dtype), part) for w, part in zip(weights, parts, strict=True))
-  return (mixed / total).astype(q.dtype)
+  total = functools.reduce(jnp.add, [jnp.sum(w, axis=-1, keepdims=True) for w in weights])
+  mixed = [_mix(w.astype(q.dtype), part) for w, part in zip(weights, parts, strict=True)]
+  return (functools.reduce(jnp.add, mixed) / total).astype(q.dtype)
 
 
 def _scores(q: Array, part: KeySet) -> Array:

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from models.layers.attention import KeySet, attention, merge_heads
@@ -20,6 +21,7 @@ from models.layers.rope import check_frames, rope_tables
 from models.wan.block import Block, BlockParams, Lora, Rotary, Tree, modulation_init
 from models.wan.cache import KVCache, SlotPlan, past_slots, plan_slots, write_slots
 from models.wan.presets import DiTConfig
+from models.wan.sharding import check_mesh, constrain_tokens
 from models.wan.teacher_forcing import TeacherForcingMixer
 from models.wan.time_embedding import timestep_sinusoid
 
@@ -32,9 +34,26 @@ class CausalWanDiT(nnx.Module):
   so on), stacked over blocks.
   """
 
-  def __init__(self, cfg: DiTConfig, *, rngs: nnx.Rngs, param_dtype: Any = jnp.float32):
-    """Draws the parameters as Wan2.1 initialises them (Xavier, small embeddings, a zero head)."""
+  def __init__(
+    self,
+    cfg: DiTConfig,
+    *,
+    rngs: nnx.Rngs,
+    param_dtype: Any = jnp.float32,
+    mesh: Mesh | None = None,
+  ):
+    """Draws the parameters as Wan2.1 initialises them (Xavier, small embeddings, a zero head).
+
+    With a `mesh` (axes `fsdp` and `seq`) the tokens are kept cut over `seq`; placing the parameters
+    is the caller's (`models.wan.sharding`).
+
+    Raises:
+      ValueError: when the mesh lacks an axis.
+    """
+    if mesh is not None:
+      check_mesh(mesh)
     self.cfg = cfg
+    self.mesh = mesh
     small = nnx.initializers.normal(0.02)
 
     def dense(fan_in: int, fan_out: int, **kwargs: Any) -> Linear:
@@ -179,7 +198,7 @@ class CausalWanDiT(nnx.Module):
     def body(tokens: Array, layer: Tree) -> tuple[Array, None]:
       block = self._block(layer["params"], layer["lora"], lora_scale)
       tokens, _, _ = block(tokens, e0, context, rotary, mixer)
-      return tokens, None
+      return constrain_tokens(tokens, self.mesh), None
 
     layers = {"params": _pure(self.blocks), "lora": dict(lora or {})}
     tokens, _ = self._scan(body, tokens, layers)
@@ -218,17 +237,17 @@ class CausalWanDiT(nnx.Module):
     tokens = self._patchify(x)
 
     def body(tokens: Array, layer: Tree) -> tuple[Array, tuple[Array, Array]]:
-      past = tuple(past_slots(layer[name], plan, cache.sink_tokens) for name in "kv")
+      past_k, past_v = (past_slots(layer[name], plan, cache.sink_tokens) for name in "kv")
 
       def mixer(q: Array, k: Array, v: Array) -> Array:
         own = KeySet(k, v, own_bias)
         # A cache of exactly one chunk has no past.
-        parts = (KeySet(*past, past_bias), own) if past_bias.size else (own,)
+        parts = (KeySet(past_k, past_v, past_bias), own) if past_bias.size else (own,)
         return merge_heads(attention(q[:, :, None], parts)[:, :, 0])
 
       block = self._block(layer["params"], layer["lora"], lora_scale)
       tokens, k, v = block(tokens, e0, context, rotary, mixer)
-      return tokens, (k, v)
+      return constrain_tokens(tokens, self.mesh), (k, v)
 
     layers = {
       "params": _pure(self.blocks),
@@ -312,7 +331,7 @@ class CausalWanDiT(nnx.Module):
     _, ph, pw = self.cfg.patch_size
     x = x.astype(jnp.float32).reshape(batch, frames, channels, height // ph, ph, width // pw, pw)
     x = x.transpose(0, 1, 3, 5, 2, 4, 6).reshape(batch, -1, channels * ph * pw)
-    return _dense(self.patch_embedding, x)
+    return constrain_tokens(_dense(self.patch_embedding, x), self.mesh)
 
   def _embed_time(self, timestep: Array) -> tuple[Array, Array]:
     """Per frame: e `[batch, frames, dim]` for the head and e0 `[batch, frames, 6, dim]` for the

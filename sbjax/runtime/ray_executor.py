@@ -133,7 +133,18 @@ class RayExecutor:
     return tuple(usable[(first + i) % len(usable)] for i in range(self._cores_per_worker))
 
   def start(self, specs: Sequence[WorkerSpec]) -> None:
-    """Creates the actors; they come up in parallel."""
+    """Creates the actors; they come up in parallel.
+
+    Raises:
+      ValueError: if the cluster has fewer accelerators than the workers need.
+    """
+    there = int(ray.cluster_resources().get("GPU", 0))
+    if self._gpus_per_worker * len(specs) > there:
+      # Ray itself would wait for them without a word.
+      raise ValueError(
+        f"runtime.gpus_per_worker={self._gpus_per_worker} with {len(specs)} workers needs "
+        f"{self._gpus_per_worker * len(specs)} accelerators, but Ray has {there}; ask for fewer"
+      )
     self._specs = {spec.name: spec for spec in specs}
     self._actors = {spec.name: self._create(spec) for spec in specs}
 
