@@ -219,7 +219,7 @@ def _sigmas(compared: Comparison, name: str, case: Any, cases: Mapping[str, Any]
   steps, shift = int(steps), float(shift)
   if name.startswith("sd3"):
     # Stable Diffusion 3's scheduler shifts its smallest level once before it shifts them all.
-    lowest = shift_sigma(np.float64(0.001), shift)
+    lowest = float(shift_sigma(np.array(0.001), shift))
     levels = np.append(shift_sigma(np.linspace(1.0, lowest, steps), shift), 0.0)
   else:
     levels = shift_sigma(np.linspace(1.0, 0.0, steps + 1), shift)
