@@ -48,7 +48,7 @@ class Trajectory:
 
   Attributes:
     x: latent states, chunk c's inputs of step k at [c, k], its clean latents at [c, K].
-    old_scores: the score of every stochastic step under the rollout's adapter, [C, K−1].
+    old_scores: the score at every stochastic step's point under the rollout's adapter, [C, K−1].
     prompt_embeds: the prompt, before the network's text layers.
     seed: names the stream of step noise.
     seed_initial: names the stream of initial noise; differs from `seed` where it is shared.
@@ -110,7 +110,8 @@ def make_rollout(
     schedule: the sampler's steps.
     score: the objective's score, recorded at each stochastic step.
     chunk_shape: (frames, channels, height, width) of a chunk.
-    points: `forward` also records what the policy predicts at clean latents noised anew.
+    points: `forward` evaluates score and anchor at the clean latents noised anew, not at the
+      trajectory's own states.
   """
   sigmas = np.asarray(schedule.sigmas, np.float32)
   timesteps = np.asarray(schedule.timesteps, np.float32)
@@ -154,9 +155,22 @@ def make_rollout(
     x, (inputs, scores) = jax.lax.scan(stochastic_step, initial, jnp.arange(last))
     clean = x - sigmas[last] * predict(x, last)
     if points == "forward":
-      anchor = jax.lax.map(
-        lambda k: predict(forward_noise(clean, seed, chunk, k), k), jnp.arange(last)
-      )
+
+      def forward_step(k):
+        noisy = forward_noise(clean, seed, chunk, k)
+        velocity = predict(noisy, k)
+        point = Point(
+          x=noisy,
+          timestep=jnp.asarray(timesteps)[k],
+          sigma=jnp.asarray(sigmas)[k],
+          sigma_next=jnp.asarray(sigmas)[k + 1],
+          target=clean,
+          anchor=velocity,
+          reference=jnp.zeros_like(noisy),
+        )
+        return velocity, score(point, velocity, transition)
+
+      anchor, scores = jax.lax.map(forward_step, jnp.arange(last))
     else:
       anchor = jnp.zeros((0,), jnp.float32)
     states = jnp.concatenate([inputs, x[None], clean[None]])

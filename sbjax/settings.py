@@ -98,7 +98,14 @@ class SettingsAlgorithm:
   """The objective and how a step's candidates are split into updates."""
 
   name: Literal[
-    "dance_grpo", "flow_grpo", "flow_dppo", "grpo_guard", "gspo", "diffusion_nft", "kvpo"
+    "dance_grpo",
+    "flow_grpo",
+    "flow_dppo",
+    "grpo_guard",
+    "gspo",
+    "fpo",
+    "diffusion_nft",
+    "kvpo",
   ]
   minibatches: Count
   minibatch_order: Literal["group_major", "reference"]

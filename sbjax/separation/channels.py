@@ -170,6 +170,18 @@ def count(
   return jnp.ones_like(point.sigma)
 
 
+def flow_matching(
+  point: Point, velocity: Float[Array, "*latent"], transition: Transition
+) -> Float[Array, ""]:
+  """FPO's surrogate log-probability: minus half the flow-matching error of the clean prediction.
+
+  `point.target` is the candidate's own clean latents and `point.x` the same noised anew, so the
+  score asks how well the policy would restore what it made (Flow Matching Policy Gradients).
+  """
+  error = point.x - point.sigma * velocity - point.target
+  return -0.5 * _reduced(error**2, transition)
+
+
 def reference_mse(
   point: Point, velocity: Float[Array, "*latent"], transition: Transition
 ) -> Float[Array, ""]:
@@ -248,6 +260,7 @@ CHANNELS: Mapping[str, ChannelFn] = types.MappingProxyType(
     "drift_unscaled": drift_unscaled,
     "step_length": step_length,
     "count": count,
+    "flow_matching": flow_matching,
     "reference_mse": reference_mse,
     "nft_positive": NFTLoss(sign=1),
     "nft_negative": NFTLoss(sign=-1),

@@ -8,6 +8,7 @@ from typing import Any
 from sbjax.algorithms.objectives.base import IdentityObjective, RatioObjective, gradient, value
 from sbjax.algorithms.objectives.clipped import Clipped
 from sbjax.algorithms.objectives.dppo import FlowDPPO
+from sbjax.algorithms.objectives.fpo import FPO
 from sbjax.algorithms.objectives.gspo import GSPO
 from sbjax.algorithms.objectives.guard import Guard
 from sbjax.algorithms.objectives.kvpo import KVPO
@@ -20,6 +21,7 @@ OBJECTIVES: Mapping[str, type[RatioObjective] | type[DiffusionNFT] | type[KVPO]]
       "clipped": Clipped,
       "guard": Guard,
       "dppo": FlowDPPO,
+      "fpo": FPO,
       "gspo": GSPO,
       "nft": DiffusionNFT,
       "kvpo": KVPO,
@@ -83,6 +85,8 @@ def from_settings(
     if trained is None:
       raise ValueError("algorithm.name is 'gspo', which needs to know how many steps are trained.")
     return GSPO(steps=trained, **shared)
+  if algorithm.name == "fpo":
+    return FPO(**shared)
   if algorithm.name == "grpo_guard":
     return Guard(**shared)
   if algorithm.name == "flow_grpo":
@@ -91,6 +95,7 @@ def from_settings(
 
 
 __all__ = [
+  "FPO",
   "GSPO",
   "KVPO",
   "OBJECTIVES",
