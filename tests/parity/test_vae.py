@@ -75,7 +75,7 @@ def pair(base_dim: int, dim_mult: tuple[int, ...], blocks: int, z_dim: int, conv
     z_dim=z_dim,
     conv_impl=conv_impl,
   )
-  ours = WanVAE(config, rngs=nnx.Rngs(0))
+  ours = nnx.eval_shape(lambda: WanVAE(config, rngs=nnx.Rngs(0)))
   tensors = [(official_name(n, blocks + 1), t.numpy()) for n, t in theirs.state_dict().items()]
   fill(ours, to_ours("diffusers", tensors, vae_keys(config), parameters(ours)))
   return theirs, ours
