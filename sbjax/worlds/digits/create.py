@@ -46,7 +46,6 @@ from sbjax.worlds.digits import (
 from sbjax.worlds.digits.tokenizer import WordTokenizer, default_vocabulary
 
 STAGES = ("heldout", "vae", "encode", "judge", "dit", "evaluate")
-TRAINING_VIDEOS = 2000
 SHIPPED = (
   "dit.safetensors",
   "vae.safetensors",
@@ -87,6 +86,7 @@ class Creation:
 
   out: pathlib.Path
   seed: int
+  effort: Effort
   sizes: world.Sizes
   meta: dict[str, Any]
 
@@ -121,6 +121,30 @@ class Creation:
     return WordTokenizer(tuple(self.meta["vocabulary"]), self.sizes.dit.text_len)
 
 
+@dataclasses.dataclass(frozen=True)
+class Effort:
+  """How much each stage does."""
+
+  vae_legs: tuple[train_vae.Leg, ...] = train_vae.LEGS
+  training_videos: int = 2000
+  judge_steps: int = 600
+  judge_reconstructions: int = 160
+  dit: train_dit.Schedule = dataclasses.field(default_factory=train_dit.Schedule)
+  measured_videos: int = 240
+
+
+def quick_effort() -> Effort:
+  """A few steps of everything: shows that the command works, the world it makes is useless."""
+  return Effort(
+    vae_legs=tuple(dataclasses.replace(leg, steps=2) for leg in train_vae.LEGS),
+    training_videos=16,
+    judge_steps=2,
+    judge_reconstructions=8,
+    dit=train_dit.Schedule(steps=2),
+    measured_videos=16,
+  )
+
+
 def run_heldout(run: Creation) -> None:
   """Fits the held-out classifier."""
   heldout.save(run.out / "heldout.npz", heldout.fit(run.images(), run.seed))
@@ -129,14 +153,14 @@ def run_heldout(run: Creation) -> None:
 def run_vae(run: Creation) -> None:
   """Trains the autoencoder."""
   plain = dataclasses.replace(run.sizes.vae, latents_mean=(), latents_std=())
-  vae = train_vae.train(plain, run.images(), run.work, run.seed)
+  vae = train_vae.train(plain, run.images(), run.work, run.seed, run.effort.vae_legs)
   world.save_models(run.out, vae=vae)
 
 
 def run_encode(run: Creation) -> None:
   """Encodes the training videos and fixes the latents' statistics."""
   encoded, mean, std = train_dit.encode_videos(
-    run.vae(), run.images(), run.tokenizer(), TRAINING_VIDEOS, run.seed
+    run.vae(), run.images(), run.tokenizer(), run.effort.training_videos, run.seed
   )
   np.savez(os.path.join(run.work, "latents.npz"), **encoded)  # pyright: ignore[reportArgumentType]
   run.sizes = dataclasses.replace(
@@ -151,7 +175,13 @@ def run_encode(run: Creation) -> None:
 
 def run_judge(run: Creation) -> None:
   """Trains the judge."""
-  module = train_judge.train(run.images(), run.vae(), run.seed)
+  module = train_judge.train(
+    run.images(),
+    run.vae(),
+    run.seed,
+    steps=run.effort.judge_steps,
+    reconstructed=run.effort.judge_reconstructions,
+  )
   world.save_models(run.out, judge_module=module)
 
 
@@ -170,7 +200,7 @@ def load_latents(run: Creation) -> train_dit.Latents:
     return train_dit.Latents((stored["latents"] - mean) / std, stored["ids"], stored["mask"])
 
 
-def run_dit(run: Creation, schedule: train_dit.Schedule) -> None:
+def run_dit(run: Creation) -> None:
   """Trains transformer and text encoder."""
 
   def keep(step: int, dit: Any, text: UMT5Encoder) -> None:
@@ -185,17 +215,19 @@ def run_dit(run: Creation, schedule: train_dit.Schedule) -> None:
     load_latents(run),
     run.work,
     run.seed,
-    schedule,
+    run.effort.dit,
     keep,
   )
   world.save_models(run.out, dit=dit, text=text)
-  run.meta["dit_steps"] = schedule.steps
+  run.meta["dit_steps"] = run.effort.dit.steps
 
 
 def run_evaluate(run: Creation) -> None:
   """Measures the finished world and checks its size."""
   run.write_meta()
-  run.meta["quality"] = evaluate.measure_world(world.load_world(run.out))
+  run.meta["quality"] = evaluate.measure_world(
+    world.load_world(run.out), run.effort.measured_videos
+  )
   print(json.dumps(run.meta["quality"], indent=2), flush=True)
   run.write_meta()
   total = sum((run.out / name).stat().st_size for name in SHIPPED)
@@ -203,7 +235,12 @@ def run_evaluate(run: Creation) -> None:
     raise ValueError(f"shipped files have {total} bytes; at most {MAX_SHIPPED_BYTES} may ship")
 
 
-def start(out: pathlib.Path, seed: int, z_dim: int) -> Creation:
+def start(
+  out: pathlib.Path,
+  seed: int,
+  z_dim: int,
+  effort: Effort,
+) -> Creation:
   """A new run, or the one that `out` already holds.
 
   Raises:
@@ -219,14 +256,14 @@ def start(out: pathlib.Path, seed: int, z_dim: int) -> Creation:
         f"out is {os.fspath(out)!r}, begun with seed {meta['seed']} and z_dim {sizes.vae.z_dim}; "
         f"use those or another folder"
       )
-    return Creation(out, seed, sizes, meta)
+    return Creation(out, seed, effort, sizes, meta)
   meta = {
     "format": world.FORMAT,
     "seed": seed,
     "vocabulary": list(default_vocabulary()),
     "timings_s": {},
   }
-  return Creation(out, seed, initial_sizes(z_dim), meta)
+  return Creation(out, seed, effort, initial_sizes(z_dim), meta)
 
 
 def main() -> None:
@@ -238,6 +275,9 @@ def main() -> None:
   parser.add_argument("--seed", type=int, default=0)
   parser.add_argument("--z_dim", type=int, default=8, help="latent channels")
   parser.add_argument("--dit_steps", type=int, default=train_dit.Schedule.steps)
+  parser.add_argument(
+    "--quick", action="store_true", help="a few steps a stage, to try the command"
+  )
   parser.add_argument("--stages", default="", help="comma separated; all unfinished by default")
   arguments = parser.parse_args()
   chosen = tuple(name for name in arguments.stages.split(",") if name)
@@ -245,18 +285,20 @@ def main() -> None:
   if unknown:
     parser.error(f"stages has {unknown[0]!r}; known are {', '.join(STAGES)}")
   try:
-    run = start(arguments.out, arguments.seed, arguments.z_dim)
+    effort = (
+      quick_effort() if arguments.quick else Effort(dit=train_dit.Schedule(arguments.dit_steps))
+    )
+    run = start(arguments.out, arguments.seed, arguments.z_dim, effort)
   except ValueError as error:
     parser.error(str(error))
   run.meta["command"] = " ".join(["python -m sbjax.worlds.digits.create", *sys.argv[1:]])
   run.meta["jax"] = jax.__version__
-  schedule = train_dit.Schedule(steps=arguments.dit_steps)
   actions = {
     "heldout": run_heldout,
     "vae": run_vae,
     "encode": run_encode,
     "judge": run_judge,
-    "dit": lambda r: run_dit(r, schedule),
+    "dit": run_dit,
     "evaluate": run_evaluate,
   }
   for name in chosen or STAGES:

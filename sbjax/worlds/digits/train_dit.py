@@ -35,9 +35,16 @@ SAMPLER_SHARE = 0.6
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-  """How long and how fast: one cosine of Muon's learning rate down to zero."""
+  """How long and how fast.
 
-  steps: int = 900
+  Muon's learning rate follows one cosine over `horizon` steps, of which `steps` are run. Their
+  number is the dial for the base model's share of right digits: measured on unseen prompts, 0.40 at
+  400 steps, 0.60 at 600, 0.69 at 700 and 0.73 at 900. Stopping before the end leaves errors for
+  reinforcement learning to repair.
+  """
+
+  steps: int = 700
+  horizon: int = 900
   videos: int = 12
   copies: int = 2
   learning_rate: float = 1e-2
@@ -143,6 +150,7 @@ def train(
 ) -> tuple[CausalWanDiT, UMT5Encoder]:
   """One run of flow matching; `dit_<step>.npz` is kept every `keep_every` steps.
 
+  The last step is kept too.
   A run that was broken off continues from the newest kept step, with fresh optimiser moments.
   `after(step, dit, text)` is called on every kept step.
   """
@@ -159,7 +167,7 @@ def train(
   if start:
     params = training.load_tree(os.path.join(workdir, f"dit_{start}.npz"), params)
     print(f"dit: continues from step {start}", flush=True)
-  rate = optim.cosine(schedule.learning_rate, schedule.steps, 30)
+  rate = optim.cosine(schedule.learning_rate, max(schedule.horizon, schedule.steps), 30)
   optimiser = optim.muon_for(
     _numbers,
     lambda step: rate(step + start),

@@ -23,7 +23,7 @@ from sbjax.worlds.digits.judge import HEADS, Judge, JudgeConfig
 
 CLIP_FRAMES = 6
 SMOOTHING = 0.02
-RECONSTRUCTED_VIDEOS = 160
+CALIBRATION_VIDEOS = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +40,7 @@ def blended_scenes(
   """Drawn clips; three in ten blend two drawings, one in five two colours."""
   scenes = data.random_scenes(rng, batch, labels)
   centres = data.path_centres(scenes.start, scenes.velocity, first + frames)[:, first:]
-  soft = {
+  soft: dict[str, np.ndarray] = {
     name: np.eye(classes, dtype=np.float32)[getattr(scenes, name)]
     for name, classes in HEADS.items()
   }
@@ -135,14 +135,18 @@ def train(
   seed: int,
   steps: int = 600,
   batch: int = 12,
+  reconstructed: int = 160,
   config: JudgeConfig | None = None,
 ) -> Judge:
-  """Trains on four fifths of the reader half and fits each head's temperature on the rest."""
+  """Trains on four fifths of the reader half and fits each head's temperature on the rest.
+
+  `reconstructed` videos pass through the autoencoder once and serve half of every batch.
+  """
   ink, labels = images.half("reader")
   rng = np.random.default_rng([seed, 41])
   order = rng.permutation(len(labels))
   fitted, kept = order[len(order) // 5 :], order[: len(order) // 5]
-  pool = reconstructions(vae, rng, RECONSTRUCTED_VIDEOS, ink[fitted], labels[fitted])
+  pool = reconstructions(vae, rng, reconstructed, ink[fitted], labels[fitted])
   judge = Judge(config or JudgeConfig(), rngs=nnx.Rngs(seed))
   graphdef, state = nnx.split(judge)
   params = optim.plain(state)
@@ -163,7 +167,7 @@ def train(
     first = int(rng.integers(0, data.FRAMES - CLIP_FRAMES + 1))
     half = batch // 2
     drawn = blended_scenes(rng, batch - half, ink[fitted], labels[fitted], CLIP_FRAMES, first)
-    rows = rng.integers(0, RECONSTRUCTED_VIDEOS, half)
+    rows = rng.integers(0, reconstructed, half)
     stored = _subset(pool, rows, slice(first, first + CLIP_FRAMES))
     mixed = Labelled(
       np.concatenate([drawn.frames, stored.frames]),
@@ -182,9 +186,9 @@ def _temperatures(
   judge: Judge, vae: WanVAE, rng: np.random.Generator, ink: np.ndarray, labels: np.ndarray
 ) -> list[float]:
   """Per head, the temperature of least cross-entropy on reconstructed videos of unused drawings."""
-  clips = spoil(rng, reconstructions(vae, rng, 64, ink, labels))
+  clips = spoil(rng, reconstructions(vae, rng, CALIBRATION_VIDEOS, ink, labels))
   forward = jax.jit(lambda frames: judge(frames))
-  parts = [forward(jnp.asarray(clips.frames[i : i + 8])) for i in range(0, 64, 8)]
+  parts = [forward(jnp.asarray(clips.frames[i : i + 8])) for i in range(0, CALIBRATION_VIDEOS, 8)]
   best = []
   for name, classes in HEADS.items():
     logits = np.concatenate([np.asarray(part[name], np.float64) for part in parts])
