@@ -33,6 +33,7 @@ FORMS = {
   "guard": {"clip_low": 0.1, "clip_high": 0.1},
   "dppo": {"kl_mask_threshold": 0.5},
   "gspo": {"steps": 3, "clip_low": 0.05, "clip_high": 0.05},
+  "fpo": {"clip_low": 0.1, "clip_high": 0.2},
   "nft": {},
   "nft binary": {"adv_mode": "binary", "ref_kl_coef": 0.1},
   "nft positive_only": {"adv_mode": "positive_only", "mix_beta": 0.1},

@@ -69,7 +69,7 @@ def test_the_second_mini_batch_is_off_policy_and_the_first_is_not(merged):
   assert metrics["actor/ratio_std/m1"] > 1e-5
 
 
-@pytest.mark.parametrize("name", ["flow_grpo", "grpo_guard", "diffusion_nft"])
+@pytest.mark.parametrize("name", ["flow_grpo", "grpo_guard", "fpo", "diffusion_nft"])
 def test_every_objective_trains(tmp_path, name):
   overrides = {"algorithm__kl_coef": 0.05} if name == "flow_grpo" else {}
   state, results, gradients, _ = drive(

@@ -260,6 +260,7 @@ CASES = {
   "guard": (_make("guard", clip_low=0.02, clip_high=0.02), SDE()),
   "dppo": (_make("dppo", kl_mask_threshold=0.02), SDE()),
   "gspo": (_make("gspo", steps=STEPS, clip_low=0.02, clip_high=0.02), Renoise()),
+  "fpo": (_make("fpo", clip_low=0.02, clip_high=0.03), Renoise()),
   "nft": (_make("nft"), Renoise()),
   "nft with reference": (_make("nft", mix_beta=0.1, ref_kl_coef=0.2), Renoise()),
   "kvpo": (_make("kvpo"), Renoise()),
