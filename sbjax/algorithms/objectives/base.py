@@ -153,21 +153,21 @@ class RatioObjective(abc.ABC):
     inside = xp.abs(log_ratio) <= self.log_ratio_clamp
     return plus & inside, minus & inside
 
-  def clipped_advantages(self, batch: Batch) -> np.ndarray:
-    """Gives float64 advantages [candidates, rewards], clipped; zero for invalid candidates.
+  def clipped_advantages(self, batch: Batch, xp: Any) -> Any:
+    """Gives advantages [candidates, rewards], clipped; zero for invalid candidates.
 
     Raises:
       ValueError: if the number of rewards is not that of `reward_weights`.
     """
-    advantages = np.asarray(batch.advantages, np.float64)
+    advantages = xp.asarray(batch.advantages)
     if advantages.shape[-1] != len(self.reward_weights):
       raise ValueError(
         f"reward_weights has {len(self.reward_weights)} entries for {advantages.shape[-1]} reward "
         "columns; give one weight per column."
       )
-    advantages = np.where(np.asarray(batch.valid, bool)[:, None], advantages, 0.0)
+    advantages = xp.where(np.asarray(batch.valid, bool)[:, None], advantages, 0.0)
     if self.adv_clip is not None:
-      advantages = np.clip(advantages, -self.adv_clip, self.adv_clip)
+      advantages = xp.clip(advantages, -self.adv_clip, self.adv_clip)
     return advantages
 
   def loss(self, batch: Batch) -> Float[Array, ""]:
@@ -178,7 +178,7 @@ class RatioObjective(abc.ABC):
     difference = score_difference(channels, old, valid, jnp)
     log_ratio = self.log_ratio(difference)
     weights = self.unit_weights(statistics, jnp)
-    advantages = jnp.asarray(self.clipped_advantages(batch))
+    advantages = self.clipped_advantages(batch, jnp)
     total = jnp.zeros((), log_ratio.dtype)
     for column, reward_weight in enumerate(self.reward_weights):
       advantage = advantages[:, column][:, None]
@@ -227,7 +227,7 @@ class RatioObjective(abc.ABC):
 
   def late(self, batch: Batch) -> Float[np.ndarray, "candidates buffers"]:
     """Gives -1/Z of the advantages' positive and negative parts, and the KL's coefficient."""
-    advantages = self.clipped_advantages(batch)
+    advantages = self.clipped_advantages(batch, np)
     weights = np.asarray(self.reward_weights, np.float64)
     if self.on_policy:
       columns = [-(advantages @ weights)]
@@ -253,7 +253,9 @@ class RatioObjective(abc.ABC):
     bound = 700.0 if self.log_ratio_clamp is None else self.log_ratio_clamp
     rho = np.exp(np.clip(log_ratio, -bound, bound))
     plus, minus = self.sets(log_ratio, statistics, np)
-    advantage = (self.clipped_advantages(batch) @ np.asarray(self.reward_weights))[valid][:, None]
+    advantage = (self.clipped_advantages(batch, np) @ np.asarray(self.reward_weights))[valid][
+      :, None
+    ]
     cut = ((advantage > 0) & ~plus) | ((advantage < 0) & ~minus)
     metrics = {
       "actor/ratio_mean": float(rho.mean()),

@@ -31,7 +31,7 @@ class _Group:
 
   members: np.ndarray
   size: int
-  advantage: np.ndarray
+  advantage: Any
   safe: float
   log_pi: Any
   log_ref: Any
@@ -133,7 +133,7 @@ class KVPO:
       ValueError: for the wrong number of units or advantage columns, or a safe factor that differs
         within a group.
     """
-    advantages = np.asarray(batch.advantages, np.float64)
+    advantages = batch.advantages
     units, columns = batch.channels.shape[1], advantages.shape[-1]
     if columns not in (1, 2) or units != 1:
       raise ValueError(
@@ -146,14 +146,14 @@ class KVPO:
     for group in np.unique(np.asarray(batch.group)[valid]):
       members = valid & (np.asarray(batch.group) == group)
       size = int(members.sum())
-      safe = advantages[members, 1] if advantages.shape[-1] == 2 else np.ones(size)
+      safe = np.asarray(advantages)[members, 1] if columns == 2 else np.ones(size)
       if np.ptp(safe) > 0:
         raise ValueError(
           f"the safe factors of group {group} are {safe.tolist()}; give the group's branches one."
         )
-      advantage = np.where(members, advantages[:, 0], 0.0)
+      advantage = jnp.where(members, jnp.asarray(advantages)[:, 0], 0.0)
       if self.adv_clip is not None:
-        advantage = np.clip(advantage, -self.adv_clip, self.adv_clip)
+        advantage = jnp.clip(advantage, -self.adv_clip, self.adv_clip)
       log_pi = _log_softmax(score, members)
       log_ref = log_pi
       if self.kl_coef:
@@ -169,6 +169,7 @@ class KVPO:
       return [
         dataclasses.replace(
           group,
+          advantage=np.asarray(group.advantage),
           log_pi=np.asarray(group.log_pi),
           log_ref=np.asarray(group.log_ref),
           log_ratio=np.asarray(group.log_ratio),

@@ -22,7 +22,8 @@ class DiffusionNFT:
   """loss = 1/Z Σ (a / beta) [r L+ + (1 - r) L-] + ref_kl_coef mean (v - v_ref)^2.
 
   With r = clip(A, ±a) / (2a) + 1/2. It is linear in the channels, so the early weights are 1 and
-  the late ones r and 1 - r: exactly two buffers (three with the reference's term).
+  the late ones r and 1 - r: exactly two buffers. The reference's term needs no third: r + (1 - r)
+  is 1, so both buffers carry it.
 
   Attributes:
     adv_clip: a, which also scales the loss.
@@ -85,36 +86,36 @@ class DiffusionNFT:
     return "forward"
 
   def buffers(self, units: int) -> int:
-    """Gives B: one per channel."""
+    """Gives B: one for L+ and one for L-."""
     del units
-    return len(self.channels)
+    return 2
 
-  def probability(self, batch: Batch) -> Float[np.ndarray, " candidates"]:
-    """Gives r, the weight of the positive loss, in [0, 1]; 1/2 for invalid candidates.
+  def probability(self, batch: Batch, xp: Any) -> Any:
+    """Gives r [candidates], the positive loss's weight in [0, 1]; 1/2 for invalid candidates.
 
     Raises:
       ValueError: if there is more than one reward column.
     """
-    advantages = np.asarray(batch.advantages, np.float64)
+    advantages = xp.asarray(batch.advantages)
     if advantages.shape[-1] != 1:
       raise ValueError(f"nft takes one advantage per candidate, not {advantages.shape[-1]}.")
-    clipped = np.where(np.asarray(batch.valid, bool), advantages[:, 0], 0.0)
-    clipped = np.clip(clipped, -self.adv_clip, self.adv_clip)
+    clipped = xp.where(np.asarray(batch.valid, bool), advantages[:, 0], 0.0)
+    clipped = xp.clip(clipped, -self.adv_clip, self.adv_clip)
     if self.adv_mode == "positive_only":
-      clipped = np.maximum(clipped, 0.0)
+      clipped = xp.maximum(clipped, 0.0)
     elif self.adv_mode == "negative_only":
-      clipped = np.minimum(clipped, 0.0)
+      clipped = xp.minimum(clipped, 0.0)
     elif self.adv_mode == "one_only":
-      clipped = np.where(clipped > 0, 1.0, 0.0)
+      clipped = xp.where(clipped > 0, xp.ones_like(clipped), xp.zeros_like(clipped))
     elif self.adv_mode == "binary":
-      clipped = np.sign(clipped)
-    return np.clip(clipped / (2.0 * self.adv_clip) + 0.5, 0.0, 1.0)
+      clipped = xp.sign(clipped)
+    return xp.clip(clipped / (2.0 * self.adv_clip) + 0.5, 0.0, 1.0)
 
   def loss(self, batch: Batch) -> Float[Array, ""]:
     """Gives the scalar loss of a mini-batch."""
     valid = jnp.asarray(batch.valid, bool)[:, None, None]
     channels = jnp.where(valid, jnp.asarray(batch.channels), 0.0)
-    r = jnp.asarray(self.probability(batch))[:, None]
+    r = self.probability(batch, jnp)[:, None]
     mixed = r * channels[..., 0] + (1.0 - r) * channels[..., 1]
     total = self.adv_clip / self.mix_beta * jnp.sum(mixed)
     if self.ref_kl_coef:
@@ -124,19 +125,20 @@ class DiffusionNFT:
   def early(
     self, channels: Any, old: Any, statistics: Any
   ) -> Float[np.ndarray, "buffers units channels"]:
-    """Gives 1 for each channel's own buffer."""
+    """Gives 1 for L+ and L- in their own buffers, and the reference's share in both."""
     del old, statistics
-    units, width = np.shape(channels)
-    return np.ascontiguousarray(np.broadcast_to(np.eye(width)[:, None, :], (width, units, width)))
+    early = np.zeros((2, *np.shape(channels)))
+    early[0, :, 0] = early[1, :, 1] = 1.0
+    if self.ref_kl_coef:
+      early[:, :, 2] = self.ref_kl_coef * self.mix_beta / self.adv_clip  # late brings a / beta
+    return early
 
   def late(self, batch: Batch) -> Float[np.ndarray, "candidates buffers"]:
     """Gives (a / beta) r and (a / beta) (1 - r), over Z."""
-    r, valid = self.probability(batch), np.asarray(batch.valid, bool)
+    r, valid = self.probability(batch, np), np.asarray(batch.valid, bool)
     scale = self.adv_clip / self.mix_beta
-    columns = [scale * r, scale * (1.0 - r)]
-    if self.ref_kl_coef:
-      columns.append(np.full_like(r, self.ref_kl_coef))
-    return np.where(valid[:, None], np.stack(columns, axis=1), 0.0) / batch.normaliser
+    columns = np.stack([scale * r, scale * (1.0 - r)], axis=1)
+    return np.where(valid[:, None], columns, 0.0) / batch.normaliser
 
   def metrics(self, batch: Batch) -> dict[str, float]:
     """Gives the mean losses and the mean weight of the positive one over the valid candidates."""
@@ -147,7 +149,7 @@ class DiffusionNFT:
     metrics = {
       "actor/positive_loss": float(channels[..., 0].mean()),
       "actor/negative_loss": float(channels[..., 1].mean()),
-      "actor/reward_prob_mean": float(self.probability(batch)[valid].mean()),
+      "actor/reward_prob_mean": float(self.probability(batch, np)[valid].mean()),
     }
     if self.ref_kl_coef:
       metrics["actor/kl_loss"] = float(channels[..., 2].mean())
