@@ -182,7 +182,7 @@ def test_settings_that_cannot_work_together(fields, says):
 
 
 @pytest.mark.parametrize(
-  "name", ["dance_grpo", "flow_grpo", "flow_dppo", "gspo", "diffusion_nft", "kvpo"]
+  "name", ["dance_grpo", "flow_grpo", "flow_dppo", "gspo", "fpo", "diffusion_nft", "kvpo"]
 )
 @pytest.mark.parametrize("kl_coef", [0.0, 0.04])
 def test_every_algorithm_is_accepted(name, kl_coef):
