@@ -10,7 +10,7 @@ def get_config() -> config_dict.ConfigDict:
   """Gives the quickstart's settings; every field can be overridden as `--config.a.b=value`."""
   c = config_dict.ConfigDict()
   c.seed = 0
-  c.total_steps = 60
+  c.total_steps = 75
   c.resume = "never"  # never | auto: continue from the workdir's last checkpoint if there is one
   c.scheme = "stagebreaker"  # colocated | stagebreaker
 
@@ -22,7 +22,7 @@ def get_config() -> config_dict.ConfigDict:
   c.lora = config_dict.ConfigDict()
   c.lora.rank = 8
   c.lora.alpha = 16.0
-  c.lora.targets = ("*",)  # patterns over the ten linears of a block
+  c.lora.targets = ("cross_attn.q", "cross_attn.k", "cross_attn.v")  # patterns; "*": all ten
 
   c.prompts = config_dict.ConfigDict()
   c.prompts.train = "world:train"  # world:train | world:eval | a text, CSV or JSONL file
@@ -45,14 +45,14 @@ def get_config() -> config_dict.ConfigDict:
   c.algorithm.train_steps = "all"  # all | fraction:<f> | window:<size>
   c.algorithm.chunk_reduce = "sum"  # sum | mean: how chunks add up in a score
   c.algorithm.dim_reduce = "mean"  # mean | sum: how latent dimensions add up in a log-probability
-  c.algorithm.clip_low = 5e-5
-  c.algorithm.clip_high = 5e-5
+  c.algorithm.clip_low = 1.2e-5
+  c.algorithm.clip_high = 1.2e-5
   c.algorithm.dual_clip = 0.0  # 0: off
   c.algorithm.kl_coef = 0.0
 
   c.advantage = config_dict.ConfigDict()
   c.advantage.baseline = "group_mean"  # group_mean | anchor
-  c.advantage.std = "group_unbiased"
+  c.advantage.std = "none"
   c.advantage.eps = 1e-8
   c.advantage.clip = 5.0
   c.advantage.combine = "raw_sum"  # adv_sum | raw_sum | separate_loss | gdpo
@@ -68,7 +68,7 @@ def get_config() -> config_dict.ConfigDict:
   c.reward.max_skipped_in_row = 3
 
   c.optim = config_dict.ConfigDict()
-  c.optim.learning_rate = 1e-4
+  c.optim.learning_rate = 1e-3
   c.optim.b1 = 0.9
   c.optim.b2 = 0.99
   c.optim.eps = 1e-8
@@ -93,12 +93,12 @@ def get_config() -> config_dict.ConfigDict:
   c.runtime.decodes_on_reward = 1.0  # share of the decodes that a fixed plan moves there
 
   c.eval = config_dict.ConfigDict()
-  c.eval.every = 30  # steps; 0: never
+  c.eval.every = 25  # steps; 0: never
   c.eval.prompts = 8
   c.eval.seeds = (1001,)
 
   c.checkpoint = config_dict.ConfigDict()
-  c.checkpoint.every = 20  # steps
+  c.checkpoint.every = 25  # steps
   c.checkpoint.keep = 3
 
   c.report = config_dict.ConfigDict()
