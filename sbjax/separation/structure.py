@@ -77,7 +77,8 @@ def structure(loss: Callable[..., Any], *args: Any) -> Structure:
 
 def _is_real(variable: Any) -> bool:
   """Tells floats from indices and masks, through which no gradient flows."""
-  return jnp.issubdtype(variable.aval.dtype, jnp.inexact)
+  dtype = getattr(variable.aval, "dtype", None)  # a token has none
+  return dtype is not None and jnp.issubdtype(dtype, jnp.inexact)
 
 
 def _needed(jaxpr: Any, outputs: list[bool]) -> set[int]:
