@@ -11,7 +11,7 @@ def build_step(shape: StepShape, scheme: Scheme, plan: Plan) -> StepGraph:
   Args:
     shape: candidates, groups, updates and judge jobs.
     scheme: the replay mode decides which tasks exist, the stages which barriers.
-    plan: how judging is batched.
+    plan: how judging is batched, and which replays are split.
   """
   tasks: list[Task] = []
   for c in range(shape.candidates):
@@ -22,7 +22,7 @@ def build_step(shape: StepShape, scheme: Scheme, plan: Plan) -> StepGraph:
       tasks.append(Task(f"reference/c{c}", "reference", (f"generate/c{c}",), (c,), first))
   tasks += _judging(shape, plan)
   for update in range(len(shape.updates)):
-    tasks += _training(shape, scheme, update)
+    tasks += _training(shape, scheme, plan, update)
   return StepGraph(_with_barriers(tasks, scheme))
 
 
@@ -56,7 +56,7 @@ def _scopes(shape: StepShape) -> list[tuple[int, ...]]:
   return [tuple(range(shape.candidates))]
 
 
-def _training(shape: StepShape, scheme: Scheme, update: int) -> list[Task]:
+def _training(shape: StepShape, scheme: Scheme, plan: Plan, update: int) -> list[Task]:
   members = shape.updates[update]
   before = (f"update/u{update - 1}",) if update else ()
   every_block = tuple(range(shape.blocks))
@@ -66,9 +66,14 @@ def _training(shape: StepShape, scheme: Scheme, update: int) -> list[Task]:
     if shape.reference:
       needs = (*needs, f"reference/c{c}")
     if scheme.replay_mode == "merged":
-      name = f"replay/u{update}/c{c}"
-      tasks.append(Task(name, "replay", needs, (c,), update, every_block))
-      scored.append(name)
+      parts = plan.splits.get((update, c), (every_block,))
+      replays = [Task(replay_id(update, c, p), "replay", needs, (c,), update, p) for p in parts]
+      tasks += replays
+      scored += [task.id for task in replays]
+      if len(parts) > 1:
+        folds = _folding(update, c, replays)
+        tasks += folds
+        graded += [task.id for task in folds if task.kind == "fold"]
     else:
       name = f"forward/u{update}/c{c}"
       tasks.append(Task(name, "forward", needs, (c,), update))
@@ -85,10 +90,43 @@ def _training(shape: StepShape, scheme: Scheme, update: int) -> list[Task]:
   tasks.append(
     Task(f"coefficients/u{update}", "coefficients", (*scored, *advantages), members, update)
   )
-  last = (f"coefficients/u{update}", *(graded or scored))
+  last = (f"coefficients/u{update}", *scored, *graded)
   tasks.append(Task(f"reduce/u{update}", "reduce", last, members, update))
   tasks.append(Task(f"update/u{update}", "update", (f"reduce/u{update}",), members, update))
   return tasks
+
+
+def replay_id(update: int, candidate: int, blocks: tuple[int, ...]) -> str:
+  """Names the replay of some blocks of a candidate."""
+  return f"replay/u{update}/c{candidate}/b{'-'.join(map(str, blocks))}"
+
+
+def fold_id(update: int, candidate: int, blocks: tuple[int, ...]) -> str:
+  """Names the folding of a replayed part."""
+  return f"fold/u{update}/c{candidate}/b{'-'.join(map(str, blocks))}"
+
+
+def _folding(update: int, candidate: int, replays: list[Task]) -> list[Task]:
+  """A split replay folds once every part's scores are known: its early weights need them all."""
+  early = Task(
+    f"early/u{update}/c{candidate}",
+    "early",
+    tuple(task.id for task in replays),
+    (candidate,),
+    update,
+  )
+  folds = [
+    Task(
+      fold_id(update, candidate, task.blocks),
+      "fold",
+      (early.id, task.id),
+      (candidate,),
+      update,
+      task.blocks,
+    )
+    for task in replays
+  ]
+  return [early, *folds]
 
 
 def _with_barriers(tasks: list[Task], scheme: Scheme) -> list[Task]:

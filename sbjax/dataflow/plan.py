@@ -81,10 +81,15 @@ class Plan:
     groups: task kind and candidate (and update, for replays) -> group; absent: any group that the
       scheme's bindings allow.
     judge_batches: jobs of each judge task, in the order in which they are judged.
+    splits: update and candidate -> runs of folding blocks that are replayed as tasks of their own;
+      absent: one task replays the whole candidate.
   """
 
   groups: Mapping[tuple[str, int, int], str]
   judge_batches: tuple[tuple[int, ...], ...]
+  splits: Mapping[tuple[int, int], tuple[tuple[int, ...], ...]] = dataclasses.field(
+    default_factory=dict
+  )
 
 
 def fixed_plan(

@@ -71,7 +71,7 @@ def update_scalars(
     advantages=values[rows],
     valid=trained[rows] & finite,
     group=np.array([groups[c] for c in members]),
-    normaliser=float(len(members) * recipe.trained),
+    normaliser=_normaliser(recipe, len(members)),
   )
   late = objective.late(batch)
   late_of = {c: late[i] for i, c in enumerate(members)}
@@ -96,6 +96,13 @@ def update_scalars(
     failed=failed,
     metrics=metrics,
   )
+
+
+def _normaliser(recipe: Recipe, members: int) -> float:
+  """Z: candidates that train × trained steps, known before any reward."""
+  rollout = recipe.settings.rollout
+  share = rollout.best_of / rollout.group_size if rollout.best_of else 1.0
+  return members * share * recipe.trained
 
 
 def _advantages(

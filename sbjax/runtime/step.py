@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from sbjax.dataflow.build import fold_id, replay_id
 from sbjax.dataflow.graph import Task
 from sbjax.dataflow.plan import Plan, StepShape
 from sbjax.dataflow.schemes import Scheme
@@ -383,16 +384,22 @@ class StepProgram:
   def forget(self, worker: str) -> Sequence[str]:
     """The replays whose buffers died with a worker before a sum had taken them."""
     names = []
-    kinds = "backward" if self._scheme.replay_mode == "two_pass" else "replay"
     for update, holders in self._holders.items():
       if update in self.outcomes:
         continue
       owed = self._owed(update)
       for part in [p for p, w in holders.items() if w == worker and p in owed]:
         del holders[part]
-        names.append(self._task_of(kinds, update, part))
+        names += self._tasks_of(update, part)
     return sorted(set(names))
 
-  def _task_of(self, kind: str, update: int, part: Part) -> str:
-    candidate, _ = part
-    return f"{kind}/u{update}/c{candidate}"
+  def _tasks_of(self, update: int, part: Part) -> list[str]:
+    """The tasks that made a part's buffers."""
+    candidate, block = part
+    if self._scheme.replay_mode == "two_pass":
+      return [f"backward/u{update}/c{candidate}"]
+    every_block = tuple(range(self.shape.blocks))
+    runs = self._plan.splits.get((update, candidate), (every_block,))
+    (blocks,) = [run for run in runs if block in run]
+    made = [replay_id(update, candidate, blocks)]
+    return made if len(runs) == 1 else [*made, fold_id(update, candidate, blocks)]

@@ -229,6 +229,8 @@ class Worker:
     """Folds kept unit gradients with the early weights."""
     for block in blocks:
       name = BufferKey(*key, block)
+      if name in self._folded:
+        continue  # its weights were known beforehand, so the replay folded as it went
       self._folded[name] = buffer_lib.fold(self._units.pop(name), early)
     return {}, ()
 

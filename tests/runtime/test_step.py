@@ -1,8 +1,11 @@
 """RL steps of a tiny real model through the real runtime, in one process."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
+from sbjax.dataflow.plan import fixed_plan
 from sbjax.rewards.protocol import Verdict
 from sbjax.runtime.driver import Driver
 from sbjax.runtime.inline import InlineExecutor
@@ -50,6 +53,36 @@ def test_workers_and_placement_do_not_change_a_bit(merged, tmp_path, overrides):
   np.testing.assert_array_equal(state.ema, merged[0].ema)
   for a, b in zip(state.optimizer, merged[0].optimizer, strict=True):
     np.testing.assert_array_equal(a, b)
+
+
+def split_everything(*args, **kwargs):
+  plan = fixed_plan(*args, **kwargs)
+  shape = args[1]
+  splits = {(u, c): ((0,), (1,)) for u, members in enumerate(shape.updates) for c in members}
+  return dataclasses.replace(plan, splits=splits, groups={})
+
+
+@pytest.mark.parametrize("kills", [False, True])
+def test_split_replays_do_not_change_a_bit(merged, tmp_path, monkeypatch, kills):
+  monkeypatch.setattr("sbjax.runtime.driver.fixed_plan", split_everything)
+  rng = np.random.default_rng(4)
+
+  def each(driver):
+    def on_progress(graph):
+      assert any(task.kind == "fold" for task in graph.tasks.values())
+      if kills and rng.random() < 0.1:
+        driver.executor.kill(str(rng.choice(list(driver.pool.workers))))
+
+    return on_progress
+
+  state, _, _, _ = drive(
+    tmp_path,
+    steps=3,
+    each=each,
+    runtime__actor_workers=2,
+    runtime__reward_workers=1,
+  )
+  np.testing.assert_array_equal(state.adapter, merged[0].adapter)
 
 
 def test_schemes_agree_on_the_gradient_and_differ_in_replays(merged, tmp_path):
