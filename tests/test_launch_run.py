@@ -54,7 +54,7 @@ def environment(mark=""):
   return {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"} | {"SBJAX_TEST_MARK": mark}
 
 
-def run(*words, timeout_s=280):
+def run(*words, timeout_s=900):
   return subprocess.run(
     words,
     cwd=ROOT,
@@ -139,13 +139,13 @@ def test_a_stopped_run_ends_its_children_and_continues_bit_equal(finished, world
   try:
     _wait_for(lambda: _steps_done(workdir) >= 1, process)
     process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=300)
   finally:
     process.kill()
   assert process.returncode == 143, err
   assert "Traceback" not in err
   assert state(workdir).step >= 1
-  end = time.monotonic() + 20
+  end = time.monotonic() + 60
   while _alive(mark) and time.monotonic() < end:
     time.sleep(0.2)
   assert not _alive(mark)
@@ -192,7 +192,7 @@ def test_a_checkpoint_of_another_model_is_refused(finished, world, tmp_path):
   words = command("sample", world, None, f"--checkpoint={workdir}", f"--out={tmp_path / 'out'}")
   done = run(*words, *SMALL, "--config.lora.rank=4")
   assert done.returncode == 2
-  assert len(done.stderr.strip().splitlines()) == 1 and "rank" in done.stderr
+  assert len(done.stderr.strip().splitlines()) == 1 and "another model" in done.stderr
 
 
 def _steps_done(workdir):
@@ -200,7 +200,7 @@ def _steps_done(workdir):
   return path.read_text().count("actor/lr") if path.exists() else 0
 
 
-def _wait_for(condition, process, timeout_s=280):
+def _wait_for(condition, process, timeout_s=900):
   end = time.monotonic() + timeout_s
   while not condition():
     assert process.poll() is None, process.communicate()
