@@ -76,19 +76,27 @@ def sample_latents(
     sampler.latent_height,
     sampler.latent_width,
   )
-  chunks = []
-  for chunk in range(frames // sampler.frames_per_chunk):
+  count = frames // sampler.frames_per_chunk
+
+  # Loops of XLA rather than of Python: the network is compiled once, not once a step and chunk.
+  def add_chunk(cache, chunk):
     start = chunk * sampler.frames_per_chunk
-    clean = jnp.zeros(shape, jnp.float32)
-    for i, (timestep, sigma) in enumerate(zip(timesteps, sigmas, strict=True)):
-      noise = jax.random.normal(jax.random.fold_in(jax.random.fold_in(key, chunk), i), shape)
-      x = (1.0 - float(sigma)) * clean + float(sigma) * noise
-      times = jnp.full(shape[:2], float(timestep), jnp.float32)
+    chunk_key = jax.random.fold_in(key, chunk)
+
+    def denoise(clean, step):
+      index, timestep, sigma = step
+      noise = jax.random.normal(jax.random.fold_in(chunk_key, index), shape, jnp.float32)
+      x = (1.0 - sigma) * clean + sigma * noise
+      times = jnp.full(shape[:2], timestep, jnp.float32)
       flow, _ = dit(with_conditioning(x), times, context, cache, start)
-      clean = x - float(sigma) * flow
-    cache = dit.write_cache(with_conditioning(clean), context, cache, start)
-    chunks.append(clean)
-  return jnp.concatenate(chunks, axis=1)
+      return x - sigma * flow, None
+
+    steps = (jnp.arange(len(sigmas), dtype=jnp.int32), jnp.asarray(timesteps), jnp.asarray(sigmas))
+    clean, _ = jax.lax.scan(denoise, jnp.zeros(shape, jnp.float32), steps)
+    return dit.write_cache(with_conditioning(clean), context, cache, start), clean
+
+  _, chunks = jax.lax.scan(add_chunk, cache, jnp.arange(count, dtype=jnp.int32))
+  return jnp.moveaxis(chunks, 0, 1).reshape(batch, frames, *shape[2:])
 
 
 def pixels_to_uint8(
