@@ -231,6 +231,7 @@ class Driver:
       timeout_s = self.recipe.settings.runtime.task_timeout_s
       self.pool.submit(name, keep, (), f"adapter {version}", timeout_s, ended)
       worker.versions &= {version, "initial"}
+      worker.deaths = 0  # a worker that dies now and then must not end a long run
     while any(w.ticket is not None and not w.starting for w in self.pool.workers.values()):
       self.pool.wait()
 

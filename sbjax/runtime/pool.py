@@ -33,7 +33,7 @@ class WorkerState:
     deadline_s: when it must have ended.
     on_end: what to do with its result.
     queued: adapters that were submitted before it.
-    deaths: how often the worker has died.
+    deaths: how often the worker has died since a step was last completed.
     starting: True until it has loaded its models.
   """
 
@@ -56,7 +56,7 @@ class Pool:
     executor: reaches the workers.
     specs: the workers, in order.
     startup_timeout_s: how long a worker may take to load its models.
-    max_deaths: how often one worker may die before the run ends.
+    max_deaths: how often one worker may die within a step before the run ends.
     say: prints one line for the user.
   """
 
