@@ -29,7 +29,7 @@ from sbjax.separation import buffers, replay
 
 def main() -> None:
   """Runs the benchmark."""
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser = argparse.ArgumentParser(description="Times merged and two-pass replay.")
   parser.add_argument("--config", default="configs/quickstart.py")
   parser.add_argument("--rounds", type=int, default=15)
   parser.add_argument("--core", type=int, default=0, help="the core to run on; -1: all")

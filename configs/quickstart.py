@@ -1,6 +1,22 @@
 """DanceGRPO on the embedded digits world, from nothing but this checkout, on two CPU cores.
 
     python -m sbjax.launch --config=configs/quickstart.py --workdir=runs/quickstart
+
+Eight minutes on two cores. Base and final adapter on 64 prompts x 2 seeds that training does not see
+(`python -m sbjax.sample --checkpoint=… --num_prompts=64 --seeds=1,2`), as paired differences with their
+standard errors, for --config.seed 0, 1, 2:
+
+| component | base  | seed 0            | seed 1            | seed 2            |
+| reward    | 0.987 | +0.0439 +- 0.0063 | +0.0305 +- 0.0055 | +0.0233 +- 0.0049 |
+| digit     | 0.536 | +0.0469 +- 0.0064 | +0.0288 +- 0.0056 | +0.0231 +- 0.0049 |
+| colour    | 0.951 | -0.0003 +- 0.0001 | -0.0000 +- 0.0001 | -0.0003 +- 0.0002 |
+| motion    | 0.853 | -0.0117 +- 0.0043 | +0.0069 +- 0.0033 | +0.0014 +- 0.0025 |
+| held-out  | 0.645 | +0.0527 +- 0.0091 | +0.0389 +- 0.0092 | +0.0175 +- 0.0075 |
+
+The digit carries the rise; the held-out classifier, which is never a reward, rises with it. A step's
+rewards are noisy: judge by the evaluations, not by the training curve. Cross-attention targets and
+undivided advantages are what made 24 candidates a step enough: with all ten targets, or with every
+group's spread scaled to one, 40 steps moved nothing beyond its standard error.
 """
 
 from ml_collections import config_dict
@@ -89,7 +105,7 @@ def get_config() -> config_dict.ConfigDict:
   c.runtime.task_timeout_s = 120.0  # per task, after warm-up
   c.runtime.startup_timeout_s = 600.0
   c.runtime.chunk_blocks = 2  # fixed folding blocks of a replay
-  c.runtime.replays_on_reward = 0.25  # share of the replays that a fixed plan moves to reward workers
+  c.runtime.replays_on_reward = 0.25  # share of the replays that a fixed plan moves there
   c.runtime.decodes_on_reward = 1.0  # share of the decodes that a fixed plan moves there
 
   c.eval = config_dict.ConfigDict()

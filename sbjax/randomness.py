@@ -1,7 +1,7 @@
 """Where every random number of a run comes from.
 
-A stream is named by integers (run seed, step, candidate, chunk, denoising step, purpose), never by a
-worker's state, so that a task gives the same result on any worker and can be run again.
+A stream is named by integers (run seed, step, candidate, chunk, denoising step, purpose), never by
+a worker's state, so that a task gives the same result on any worker and can be run again.
 """
 
 import enum

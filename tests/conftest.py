@@ -10,6 +10,8 @@ os.environ["XLA_FLAGS"] = (
   os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
 ).strip()
 os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+# Ray reads this when it is imported: it then listens on 127.0.0.1 only.
+os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 os.environ.setdefault("MPLBACKEND", "Agg")
 
 # One compilation cache for all tests of a run and for the processes that they start, so that a

@@ -9,10 +9,15 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+# Ray listens on every interface unless it believes that it runs on a single machine; see
+# docs/design.md. It reads the variable when it is imported, its processes when they start.
+_LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+os.environ.update(_LOOPBACK)
 
-from sbjax.runtime.executor import (
+import ray  # noqa: E402
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError  # noqa: E402
+
+from sbjax.runtime.executor import (  # noqa: E402
   Call,
   Result,
   TaskRaised,
@@ -20,10 +25,6 @@ from sbjax.runtime.executor import (
   WorkerSpec,
   load_builder,
 )
-
-# Ray listens on every interface unless it believes that it runs on a single machine; see
-# docs/design.md. The variable must be set before Ray's processes start.
-_LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
 
 
 @contextlib.contextmanager
@@ -102,7 +103,6 @@ class RayExecutor:
       env["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices_per_worker}"
     self._env = env
     if self._started_here:
-      os.environ.update(_LOOPBACK)
       with _own_signal_handlers(), warnings.catch_warnings():
         # JAX warns of a fork after its threads have started; Ray's children exec at once.
         warnings.filterwarnings("ignore", message="os.fork", category=RuntimeWarning)

@@ -135,8 +135,8 @@ def test_merged_equals_two_pass_equals_autograd(case):
     _, folded = replay.replay_folded(
       roles.replay, adapter, roles.frozen, inputs, recipe.blocks, weights
     )
-    for gradient in folded:
-      buffers.accumulate(total, [(buffers.flatten(gradient)[None], np.ones(1))])
+    for part in folded:
+      buffers.accumulate(total, [(buffers.flatten(part)[None], np.ones(1))])
   two_pass = buffers.merge([total])
 
   # Autograd of the loss itself through the model, caches constant.

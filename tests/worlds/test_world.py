@@ -1,4 +1,4 @@
-"""The shipped world loads and is small, its judges read real videos, its base model makes errors."""
+"""The shipped world loads and is small, its judges read real videos, its base model errs."""
 
 import json
 import shutil
