@@ -2,9 +2,9 @@
 
     python -m sbjax.launch --config=configs/quickstart.py --workdir=runs/quickstart
 
-Eight minutes on two cores. Base and final adapter on 64 prompts x 2 seeds that training does not see
-(`python -m sbjax.sample --checkpoint=… --num_prompts=64 --seeds=1,2`), as paired differences with their
-standard errors, for --config.seed 0, 1, 2:
+Eight minutes on two cores. Base and final adapter on 64 prompts x 2 seeds that training does not
+see (`python -m sbjax.sample --checkpoint=… --num_prompts=64 --seeds=1,2`), as paired differences
+with their standard errors, for --config.seed 0, 1, 2:
 
 | component | base  | seed 0            | seed 1            | seed 2            |
 | reward    | 0.987 | +0.0439 +- 0.0063 | +0.0305 +- 0.0055 | +0.0233 +- 0.0049 |
@@ -13,10 +13,9 @@ standard errors, for --config.seed 0, 1, 2:
 | motion    | 0.853 | -0.0117 +- 0.0043 | +0.0069 +- 0.0033 | +0.0014 +- 0.0025 |
 | held-out  | 0.645 | +0.0527 +- 0.0091 | +0.0389 +- 0.0092 | +0.0175 +- 0.0075 |
 
-The digit carries the rise; the held-out classifier, which is never a reward, rises with it. A step's
-rewards are noisy: judge by the evaluations, not by the training curve. Cross-attention targets and
-undivided advantages are what made 24 candidates a step enough: with all ten targets, or with every
-group's spread scaled to one, 40 steps moved nothing beyond its standard error.
+The digit carries the rise; the held-out classifier, which is never a reward, rises with it. Rewards
+of single steps are noisy: judge by the evaluations, not by the training curve. With all ten targets
+and every group's spread scaled to one, 40 steps moved nothing beyond its standard error.
 """
 
 from ml_collections import config_dict

@@ -191,7 +191,9 @@ def test_the_rollout_and_the_replay_agree_before_the_first_update(case):
     after = stacked(
       replay.score(roles.replay, moved(roles.initial), roles.frozen, inputs, range(3))
     )
-    assert np.abs(after["channels"][..., 0] - trajectory.old_scores).max() > 1e-5
+    assert (
+      np.abs(after["channels"][..., 0] - trajectory.old_scores).max() > 1e-6
+    )  # an order above the bound
 
 
 def test_a_split_replay_gives_the_same_bits_as_a_whole_one(case):
