@@ -72,6 +72,7 @@ class Checkpointer:
     self._details = _plain(details or {})
     self._restored: int | None = None  # the step that this run continues from
     self._saved: set[int] = set()
+    self._write_failed = False
     self._quiet = OrbaxQuiet()
     try:
       self._manager = ocp.CheckpointManager(
@@ -197,11 +198,14 @@ class Checkpointer:
     except Exception as error:  # Orbax may tell a failed write once more
       failure = failure or self._write_error(-1, error)
     finally:
-      self._quiet.stop()
+      # After a failed write Orbax's own threads may still be about to log it.
+      if not self._write_failed:
+        self._quiet.stop()
     if failure is not None:
       raise failure
 
   def _write_error(self, step: int, error: Exception) -> CheckpointWriteError:
+    self._write_failed = True
     latest = self.latest_step()
     intact = "no earlier one exists" if latest is None else f"step {latest} is intact"
     name = "a checkpoint" if step < 0 else f"checkpoint {step}"
