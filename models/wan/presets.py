@@ -172,9 +172,26 @@ PRESETS: dict[str, tuple[DiTConfig, SamplerConfig]] = {
   "wan2.1-14b": (DiTConfig("wan2.1-14b", 5120, 13824, 40, 40, remat="block"), SamplerConfig()),
   "digits": (
     DiTConfig(
-      "digits", 192, 768, 6, 6, in_dim=18, text_dim=64, text_len=12, rope_theta=100.0, scan_unroll=6
+      "digits",
+      192,
+      768,
+      6,
+      6,
+      in_dim=10,
+      out_dim=8,
+      text_dim=64,
+      text_len=12,
+      rope_theta=100.0,
+      scan_unroll=6,
     ),
-    SamplerConfig(latent_height=8, latent_width=8, cache_frames=9, max_frames=9),
+    SamplerConfig(
+      window_frames=9,
+      cache_frames=9,
+      latent_channels=8,
+      latent_height=8,
+      latent_width=8,
+      max_frames=9,
+    ),
   ),
 }
 

@@ -7,6 +7,7 @@ cannot drift apart. Mean and std are computed in the dtype of the arguments; pas
 also where the network runs in a narrower type.
 """
 
+import abc
 import dataclasses
 import inspect
 import math
@@ -30,7 +31,7 @@ def clean_prediction(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Gaussian:
+class Gaussian(abc.ABC):
   """What all transitions share: the log-probability of a Gaussian step.
 
   Attributes:
@@ -45,6 +46,7 @@ class Gaussian:
     if self.dim_reduce not in ("mean", "sum"):
       raise ValueError(f"dim_reduce is {self.dim_reduce!r}; use 'mean' or 'sum'.")
 
+  @abc.abstractmethod
   def step(
     self,
     x: Float[Array, "*latent"],
@@ -53,7 +55,6 @@ class Gaussian:
     sigma_next: Float[Array, ""],
   ) -> tuple[Float[Array, "*latent"], Float[Array, ""]]:
     """Gives the mean of the next state and the injected standard deviation."""
-    raise NotImplementedError(f"{type(self).__name__} does not say how it steps.")
 
   def noise_scale(self, sigma: Float[Array, ""], sigma_next: Float[Array, ""]) -> Float[Array, ""]:
     """Gives the std that Flow-GRPO's KL divides by: the injected one unless overridden."""
