@@ -184,7 +184,8 @@ class Pool:
 
   def lost(self, name: str, error: Exception) -> None:
     """Handles a death that showed when a call was submitted."""
-    self._say(f"{error}; the worker is started again")
+    what = self.workers[name].busy_with
+    self._say(f"{error}; it died; last task {what}; the worker is started again")
     self._died(name, error)
 
   def _died(self, name: str, error: Exception) -> None:
