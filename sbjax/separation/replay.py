@@ -215,6 +215,28 @@ def score(
   }
 
 
+def _fold_blocks(
+  functions: ReplayFunctions,
+  adapter: Params,
+  frozen: Params,
+  inputs: ReplayInputs,
+  blocks: Sequence[Sequence[int]],
+  visit: Callable[[Params | None, int, Cache, jax.Array], tuple[ChunkScores, Params]],
+) -> tuple[dict[int, ChunkScores], list[Params]]:
+  """Visits the blocks' chunks in order.
+
+  `visit` takes a block's gradient so far (None before its first chunk), the chunk, the cache before
+  it and its start frame, and gives the chunk's scores and the block's new gradient.
+  """
+  block_of = {c: i for i, block in enumerate(blocks) for c in block}
+  scores: dict[int, ChunkScores] = {}
+  totals: list[Params] = [None] * len(blocks)
+  for chunk, cache, start in _walk(functions, adapter, frozen, inputs, list(block_of)):
+    block = block_of[chunk]
+    scores[chunk], totals[block] = visit(totals[block], chunk, cache, start)
+  return scores, totals
+
+
 def replay(
   functions: ReplayFunctions,
   adapter: Params,
@@ -237,18 +259,14 @@ def replay(
     Scores per chunk, and per block the gradients with leading axes [units, channels], summed over
     the block's chunks in order.
   """
-  chunks = [c for block in blocks for c in block]
-  block_of = {c: i for i, block in enumerate(blocks) for c in block}
-  scores: dict[int, ChunkScores] = {}
-  totals: list[Params] = [None] * len(blocks)
-  for chunk, cache, start in _walk(functions, adapter, frozen, inputs, chunks):
-    scores[chunk], steps = functions.replay_chunk(
+
+  def visit(total, chunk, cache, start):
+    scores, steps = functions.replay_chunk(
       adapter, frozen, cache, inputs.points[chunk], inputs.conditioning, start
     )
-    weights = jnp.asarray(reduce_weights[chunk], jnp.float32)
-    block = block_of[chunk]
-    totals[block] = add_units(totals[block], steps, weights)
-  return scores, totals
+    return scores, add_units(total, steps, jnp.asarray(reduce_weights[chunk], jnp.float32))
+
+  return _fold_blocks(functions, adapter, frozen, inputs, blocks, visit)
 
 
 def replay_folded(
@@ -272,12 +290,9 @@ def replay_folded(
   Returns:
     Scores per chunk, and one folded gradient per block.
   """
-  chunks = [c for block in blocks for c in block]
-  block_of = {c: i for i, block in enumerate(blocks) for c in block}
-  scores: dict[int, ChunkScores] = {}
-  totals: list[Params] = [None] * len(blocks)
-  for chunk, cache, start in _walk(functions, adapter, frozen, inputs, chunks):
-    scores[chunk], folded = functions.folded_chunk(
+
+  def visit(total, chunk, cache, start):
+    scores, folded = functions.folded_chunk(
       adapter,
       frozen,
       cache,
@@ -286,9 +301,9 @@ def replay_folded(
       start,
       jnp.asarray(weights[chunk], jnp.float32),
     )
-    block = block_of[chunk]
-    totals[block] = folded if totals[block] is None else add_trees(totals[block], folded)
-  return scores, totals
+    return scores, folded if total is None else add_trees(total, folded)
+
+  return _fold_blocks(functions, adapter, frozen, inputs, blocks, visit)
 
 
 @jax.jit
