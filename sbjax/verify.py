@@ -2,10 +2,10 @@
 
     python -m sbjax.verify PATH...
 
-A path is a recorded rollout of a causal Wan transformer (`.npz`), a file of transition cases
-(`.json`), or a folder that is searched for both. For each quantity the largest difference is
-printed beside its tolerance: 2e-4 (rollouts) or 1e-5 (transitions), times the largest reference
-value where that exceeds one.
+A path is a recorded rollout of a causal Wan transformer (`.npz`), a file of transition cases or of
+groups of pairwise replies (`.json`), or a folder that is searched for all of them. For each quantity
+the largest difference is printed beside its tolerance: 2e-4 (rollouts) or 1e-5 (transitions), times
+the largest reference value where that exceeds one; 0 (pairwise replies).
 
 Exit status: 0 all within tolerance; 1 something beyond it; 2 a file, case or key that is not known,
 named in one sentence.
@@ -62,24 +62,30 @@ def _files(paths: Sequence[pathlib.Path]) -> Iterator[pathlib.Path]:
       if _known(file):
         yield file
       else:
-        print(f"{file}\n  passed over: neither a recorded rollout nor transition cases")
+        print(f"{file}\n  passed over: neither a recorded rollout nor cases")
 
 
 def _known(path: pathlib.Path) -> bool:
   # JAX takes a second to import; a wrong path should be told at once.
   from sbjax.verification.cases import is_case_file
   from sbjax.verification.recording import is_recording
+  from sbjax.verification.winrate import is_winrate_file
 
-  return is_recording(path) if path.suffix == ".npz" else is_case_file(path)
+  if path.suffix == ".npz":
+    return is_recording(path)
+  return is_winrate_file(path) or is_case_file(path)
 
 
 def _replay(path: pathlib.Path) -> list[Check]:
   from sbjax.verification.cases import read_cases, replay_cases
   from sbjax.verification.causal import replay_rollout
   from sbjax.verification.recording import read_recording
+  from sbjax.verification.winrate import is_winrate_file, replay_winrates
 
   if path.suffix == ".npz":
     return replay_rollout(read_recording(path))
+  if path.suffix == ".json" and is_winrate_file(path):
+    return replay_winrates(path)
   if path.suffix == ".json":
     return replay_cases(read_cases(path))
   raise ValueError(f"{path} is neither .npz nor .json; those are the layouts that are known.")

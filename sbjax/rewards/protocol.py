@@ -23,12 +23,16 @@ class Group:
     prompt: what was asked for.
     candidates: their indices within the step.
     seeds: one integer per candidate, which names its video.
+    anchor: index of a further video of the prompt, which candidates are compared with and which
+      earns nothing itself; None where there is none. It may be a candidate, in an evaluation of the
+      adapter that made it.
   """
 
   index: int
   prompt: str
   candidates: tuple[int, ...]
   seeds: tuple[int, ...]
+  anchor: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,11 +43,15 @@ class Job:
     candidates: whose videos it needs, in the order in which the judge sees them.
     prompt: what was asked for.
     seed: names the judge's random stream, where it has one.
+    components: what the verdict must hold, finite.
+    judge: which judge is asked, where a reward has several.
   """
 
   candidates: tuple[int, ...]
   prompt: str
   seed: int
+  components: tuple[str, ...] = ()
+  judge: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,11 +62,13 @@ class Verdict:
     components: values by component; None where judging failed.
     cause: why it failed, in a word or two that metrics can count; empty where it did not.
     rationale: what the judge says for itself, or the failure in full.
+    retryable: False for a failure that asking again would repeat.
   """
 
   components: Mapping[str, float] | None
   cause: str = ""
   rationale: str = ""
+  retryable: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +76,8 @@ class CandidateReward:
   """What a candidate earned.
 
   Attributes:
-    components: values by component; None where no valid verdict exists.
+    components: values by component; None where no valid verdict exists. An optional component
+      that failed is absent.
     cause: why there is none.
     rationale: text of the judge.
   """
@@ -93,8 +104,13 @@ class Reward(Protocol):
   """The part of a reward that runs on the driver: scalars only."""
 
   @property
-  def components(self) -> tuple[str, ...]:
-    """Names of the components, in the order of the configured weights."""
+  def needs_anchor(self) -> bool:
+    """Whether every group of a step needs a video of the run's first adapter to compare with."""
+    ...
+
+  @property
+  def compares(self) -> bool:
+    """Whether a candidate's reward depends on other videos; then single videos need an anchor."""
     ...
 
   def jobs(self, group: Group) -> tuple[Job, ...]:
@@ -110,14 +126,29 @@ class Reward(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class PointwiseReward:
-  """A reward that looks at one video at a time: one job per candidate."""
+  """A reward that looks at one video at a time: one job per candidate.
+
+  Attributes:
+    components: what a verdict must hold.
+  """
 
   components: tuple[str, ...]
+
+  @property
+  def needs_anchor(self) -> bool:
+    """A video is judged by itself."""
+    return False
+
+  @property
+  def compares(self) -> bool:
+    """A video is judged by itself."""
+    return False
 
   def jobs(self, group: Group) -> tuple[Job, ...]:
     """One job per candidate."""
     return tuple(
-      Job((c,), group.prompt, seed) for c, seed in zip(group.candidates, group.seeds, strict=True)
+      Job((c,), group.prompt, seed, self.components)
+      for c, seed in zip(group.candidates, group.seeds, strict=True)
     )
 
   def aggregate(
@@ -144,20 +175,15 @@ def checked(verdict: Verdict, components: Sequence[str]) -> Verdict:
 
 
 def judge_with_retries(
-  judge: Judge,
-  jobs: Sequence[Job],
-  videos: Mapping[int, Video],
-  components: Sequence[str],
-  retries: int,
+  judge: Judge, jobs: Sequence[Job], videos: Mapping[int, Video], retries: int
 ) -> list[Verdict]:
   """Judges jobs together, and those that fail again one by one.
 
   Args:
     judge: the judge.
-    jobs: the questions.
+    jobs: the questions, with what each verdict must hold.
     videos: the videos they need.
-    components: what every verdict must hold, finite.
-    retries: further attempts for a job that failed.
+    retries: further attempts for a job that failed, unless its verdict says that it would again.
 
   Returns:
     One verdict per job; failures carry the last attempt's cause.
@@ -165,7 +191,8 @@ def judge_with_retries(
 
   def attempt(some: Sequence[Job]) -> list[Verdict]:
     try:
-      return [checked(v, components) for v in judge.judge(some, videos)]
+      answers = judge.judge(some, videos)
+      return [checked(v, job.components) for v, job in zip(answers, some, strict=True)]
     except Exception as error:  # a judge is foreign code: whatever it raises is its failure
       text = f"{type(error).__name__}: {error}"
       return [Verdict(None, "raised", text) for _ in some]
@@ -173,6 +200,6 @@ def judge_with_retries(
   verdicts = attempt(jobs)
   for _ in range(retries):
     for index, verdict in enumerate(verdicts):
-      if verdict.components is None:
+      if verdict.components is None and verdict.retryable:
         verdicts[index] = attempt([jobs[index]])[0]
   return verdicts

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sbjax.rewards.protocol import Job, judge_with_retries
-from sbjax.rollout import Trajectory, generate, replay_inputs
+from sbjax.rollout import Trajectory, generate, generate_fused, replay_inputs
 from sbjax.runtime.optimizer import initial_state
 from sbjax.runtime.roles import Roles, place
 from sbjax.separation import buffers as buffer_lib
@@ -102,27 +102,59 @@ class Worker:
 
   # The step's tasks.
 
-  def op_generate(self, prompt: str, seed: int, seed_initial: int, version: str) -> Output:
-    """Generates one candidate; gives old scores, and trajectory and latents as heavy results."""
-    roles, geometry = self.roles, self.roles.recipe.geometry
+  def op_generate(
+    self,
+    prompt: str,
+    seed: int,
+    seed_initial: int,
+    version: str,
+    fused: tuple[int, int, int] | None = None,
+    trained: tuple[int, ...] = (),
+  ) -> Output:
+    """Generates one candidate; gives old scores, and trajectory and latents as heavy results.
+
+    With `fused`, the key of its buffers, it takes the first mini-batch's gradient on the way.
+    """
+    roles, recipe = self.roles, self.roles.recipe
+    geometry = recipe.geometry
     embeds = self._embeds(prompt)
-    trajectory = generate(
-      roles.rollout,
+    common: dict[str, Any] = {
+      "frames_per_chunk": geometry.frames_per_chunk,
+      "seed": seed,
+      "seed_initial": seed_initial,
+      "version": version,
+    }
+    models = (
       self._adapter(version),
       roles.frozen,
       roles.condition(roles.frozen, jnp.asarray(embeds)),
       embeds,
-      chunks=geometry.chunks,
-      frames_per_chunk=geometry.frames_per_chunk,
-      seed=seed,
-      seed_initial=seed_initial,
-      version=version,
     )
-    finite = bool(np.isfinite(trajectory.x).all())
-    return {"old_scores": trajectory.old_scores, "finite": finite}, (
-      trajectory,
-      trajectory.latents,
-    )
+    scalars: dict[str, Any] = {}
+    if fused is None:
+      trajectory = generate(roles.rollout, *models, chunks=geometry.chunks, **common)
+    else:
+      known = known_weights(recipe, recipe.objective_of(0))
+      if known is None or known.shape[-1] != 1:
+        raise ValueError("this objective's first gradient depends on its scores; it cannot fuse")
+      trajectory, folded = generate_fused(
+        roles.rollout,
+        *models,
+        blocks=recipe.blocks,
+        trained=trained,
+        weights=known[..., 0],
+        **common,
+      )
+      for block, gradient in enumerate(folded):
+        self._folded[BufferKey(*fused, block)] = buffer_lib.flatten(gradient)[None]
+      scalars = {
+        "chunks": tuple(range(geometry.chunks)),
+        "channels": trajectory.old_scores[:, list(trained), None],
+        "statistics": np.zeros((geometry.chunks, len(trained), 0), np.float32),
+      }
+    scalars["old_scores"] = trajectory.old_scores
+    scalars["finite"] = bool(np.isfinite(trajectory.x).all())
+    return scalars, (trajectory, trajectory.latents)
 
   def op_decode(self, latents: np.ndarray) -> Output:
     """Decodes one candidate's latents to uint8 frames."""
@@ -133,8 +165,7 @@ class Worker:
   ) -> Output:
     """Answers judge jobs; the videos come in the order of `candidates`."""
     by_candidate = dict(zip(candidates, videos, strict=True))
-    components = self.roles.recipe.settings.reward.components
-    verdicts = judge_with_retries(self.roles.judge, jobs, by_candidate, components, retries)
+    verdicts = judge_with_retries(self.roles.judge, jobs, by_candidate, retries)
     return {"verdicts": verdicts}, ()
 
   def op_heldout(self, video: np.ndarray, prompt: str) -> Output:
@@ -202,7 +233,7 @@ class Worker:
     chunks = [recipe.blocks[b] for b in blocks]
     objective = recipe.objective_of(update)
     adapter = self._adapter(version)
-    known = _known_weights(recipe, objective)
+    known = known_weights(recipe, objective)
     if known is not None:
       scores, folded = replay_lib.replay_folded(
         roles.replay, adapter, roles.frozen, inputs, chunks, known
@@ -313,7 +344,7 @@ def _scalars(scores: Mapping[int, replay_lib.ChunkScores]) -> dict[str, Any]:
   }
 
 
-def _known_weights(recipe: Any, objective: Any) -> np.ndarray | None:
+def known_weights(recipe: Any, objective: Any) -> np.ndarray | None:
   """Weights [chunks, steps, channels] where one buffer needs no scores, else None."""
   if not getattr(objective, "on_policy", False) or objective.buffers(recipe.units) != 1:
     return None

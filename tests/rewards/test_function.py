@@ -15,7 +15,7 @@ GROUP = protocol.Group(index=0, prompt="a red seven", candidates=(4, 5), seeds=(
 def _judge(user, components=("score",), retries=0):
   jobs = protocol.PointwiseReward(components).jobs(GROUP)
   judge = function.FunctionJudge(user, components)
-  return protocol.judge_with_retries(judge, jobs, {4: VIDEO, 5: VIDEO + 1}, components, retries)
+  return protocol.judge_with_retries(judge, jobs, {4: VIDEO, 5: VIDEO + 1}, retries)
 
 
 def test_function_sees_video_prompt_and_seed():
