@@ -3,9 +3,9 @@
     python -m sbjax.verify PATH...
 
 A path is a recorded rollout of a causal Wan transformer (`.npz`), a file of transition cases or of
-groups of pairwise replies (`.json`), or a folder that is searched for all of them. For each quantity
-the largest difference is printed beside its tolerance: 2e-4 (rollouts) or 1e-5 (transitions), times
-the largest reference value where that exceeds one; 0 (pairwise replies).
+groups of pairwise replies (`.json`), or a folder that is searched for all of them. For each
+quantity the largest difference is printed beside its tolerance: 2e-4 (rollouts) or 1e-5
+(transitions), times the largest reference value where that exceeds one; 0 (pairwise replies).
 
 Exit status: 0 all within tolerance; 1 something beyond it; 2 a file, case or key that is not known,
 named in one sentence.

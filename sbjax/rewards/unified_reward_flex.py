@@ -135,7 +135,7 @@ class FlexDialogue:
 
 @dataclasses.dataclass(frozen=True)
 class UnifiedRewardFlex:
-  """Implements `judge.Protocol`: how this judge is asked and how its answers are read.
+  """Implements `conversation.DialogueProtocol`: how it is asked, how its answers are read.
 
   Attributes:
     frames: frames that it sees of each video.
