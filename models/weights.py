@@ -60,12 +60,25 @@ class TensorKey:
   transform: Transform = SAME
 
 
-class _Slot:
-  """Where one tensor of the file goes: a parameter, and the layer of it that it fills."""
+@dataclasses.dataclass(frozen=True)
+class Slot:
+  """Where one tensor of the file goes.
 
-  def __init__(self, key: TensorKey, layer: int | None, shape: tuple[int, ...]):
-    self.key, self.layer = key, layer
-    self.shape = shape if layer is None else shape[1:]
+  Attributes:
+    key: the line of the table.
+    layer: the layer of our parameter that it fills, None where it is all of it.
+    shape: shape of what it fills, as we hold it.
+  """
+
+  key: TensorKey
+  layer: int | None
+  shape: tuple[int, ...]
+
+  @property
+  def official_shape(self) -> tuple[int, ...]:
+    """Its shape in the file."""
+    # A zero-stride array costs nothing, so the transform itself can tell the shape.
+    return self.key.transform.to_official(np.broadcast_to(np.int8(0), self.shape)).shape
 
 
 def clean_key(name: str) -> str:
@@ -105,17 +118,17 @@ def to_ours(
     ValueError: when names are unknown or missing, a shape does not fit or a value is not finite.
       All such names are listed; `source` is what the message calls the whole.
   """
-  slots = _slots(table, {name: tuple(array.shape) for name, array in like.items()})
+  wanted_slots = slots(table, {name: tuple(array.shape) for name, array in like.items()})
   arrays = {key.path: np.empty(like[key.path].shape, like[key.path].dtype) for key in table}
   unknown, misshapen, bad, seen = [], [], [], set()
   for name, tensor in tensors:
     official = clean_key(name)
-    slot = slots.get(official)
+    slot = wanted_slots.get(official)
     if slot is None or official in seen:
       unknown.append(name)
       continue
     seen.add(official)
-    wanted = _official_shape(slot)
+    wanted = slot.official_shape
     if tensor.shape != wanted:
       misshapen.append(f"{name} ({list(tensor.shape)}, needs {list(wanted)})")
       continue
@@ -128,7 +141,7 @@ def to_ours(
     else:
       target[slot.layer] = value
   problems = {
-    "missing": [name for name in slots if name not in seen],
+    "missing": [name for name in wanted_slots if name not in seen],
     "unknown": unknown,
     "misshapen": misshapen,
     "not finite": bad,
@@ -220,21 +233,17 @@ def _variables(model: nnx.Module) -> dict[str, nnx.Param]:
   return {".".join(str(part) for part in path): variable for path, variable in flat}
 
 
-def _slots(table: Sequence[TensorKey], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, _Slot]:
-  slots = {}
+def slots(table: Sequence[TensorKey], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Slot]:
+  """What every name of the file stands for, from the shapes of our parameters by path."""
+  found = {}
   for key in table:
     shape = shapes[key.path]
     if "{layer}" not in key.official:
-      slots[key.official] = _Slot(key, None, shape)
+      found[key.official] = Slot(key, None, shape)
       continue
     for layer in range(shape[0]):
-      slots[key.official.format(layer=layer)] = _Slot(key, layer, shape)
-  return slots
-
-
-def _official_shape(slot: _Slot) -> tuple[int, ...]:
-  # A zero-stride array costs nothing, so the transform itself can tell the shape.
-  return slot.key.transform.to_official(np.broadcast_to(np.int8(0), slot.shape)).shape
+      found[key.official.format(layer=layer)] = Slot(key, layer, shape[1:])
+  return found
 
 
 def _tensors(path: pathlib.Path) -> Iterator[tuple[str, np.ndarray]]:

@@ -89,7 +89,6 @@ def table_corners(
   side = config.table_side
 
   def axis(count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    # In float32, as the original computes it: an exact integer may come out just below itself.
     at = np.linspace(0, side - 1, count, dtype=np.float32)
     low = at.astype(np.int32)
     return low, np.minimum(low + 1, side - 1), at - low.astype(np.float32)

@@ -306,7 +306,7 @@ def _text_from(family: Family, text: Mapping[str, Any], data: Mapping[str, Any])
     head_dim=text.get("head_dim") or text["hidden_size"] // heads,
     mrope_section=tuple(rope["mrope_section"]),
     interleaved=family == "qwen3",
-    rope_theta=rope.get("rope_theta", text.get("rope_theta")),
+    rope_theta=rope["rope_theta"] if "rope_theta" in rope else text["rope_theta"],
     qkv_bias=family == "qwen2.5",
     qk_norm=family == "qwen3",
     tied=data.get("tie_word_embeddings", text.get("tie_word_embeddings", False)),
