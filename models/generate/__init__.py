@@ -1,0 +1,1 @@
+"""Generation with a cache: many requests at once, each as if it were alone."""
