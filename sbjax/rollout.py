@@ -5,6 +5,7 @@ same network on the same inputs with one transition.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -16,7 +17,7 @@ from jaxtyping import Array, Float, Int
 from sbjax.randomness import Purpose, draw_key
 from sbjax.separation.channels import ChannelFn, Point, Transition
 from sbjax.separation.policy import Cache, Conditioning, Params, Policy
-from sbjax.separation.replay import ReplayInputs
+from sbjax.separation.replay import ReplayInputs, add_trees
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +80,9 @@ class RolloutFunctions:
   Attributes:
     generate_chunk: (adapter, frozen, cache, conditioning, chunk, start_frame, seed, seed_initial)
       -> (states [K+1, ...], scores [K−1], anchor, cache with the finished chunk).
+    fused_chunk: the same arguments, weights [K−1] and the trained steps (static) -> (states,
+      scores, gradient Σ weight · ∇score over the trained steps, cache). None where the objective's
+      points are not the trajectory's own, so that a rollout cannot take its gradient.
     forward_noise: (clean, seed, chunk, step) -> forward-process input of one chunk and step.
     init_cache: () -> cache.
     schedule: the sampler's steps.
@@ -87,6 +91,7 @@ class RolloutFunctions:
   """
 
   generate_chunk: Callable[..., tuple[Array, Array, Array, Cache]]
+  fused_chunk: Callable[..., tuple[Array, Array, Params, Cache]] | None
   forward_noise: Callable[..., Array]
   init_cache: Callable[[], Cache]
   schedule: Schedule
@@ -177,8 +182,64 @@ def make_rollout(
     after = policy.write_cache(adapter, frozen, clean, conditioning, cache, start_frame)
     return states, scores, anchor, after
 
+  @functools.partial(jax.jit, static_argnames="trained")
+  def fused_chunk(
+    adapter,
+    frozen,
+    cache,
+    conditioning,
+    chunk,
+    start_frame,
+    seed,
+    seed_initial,
+    weights,
+    *,
+    trained,
+  ):
+    cache = jax.lax.stop_gradient(cache)
+
+    def step(a, x, k):
+      velocity = policy.velocity(
+        a, frozen, x, jnp.asarray(timesteps)[k], conditioning, cache, start_frame
+      )
+      mean, std = transition.step(x, velocity, jnp.asarray(sigmas)[k], jnp.asarray(sigmas)[k + 1])
+      noise = jax.random.normal(draw_key(seed, chunk, k, Purpose.STEP), chunk_shape, jnp.float32)
+      # The action is a sample: the score's gradient goes through the mean alone.
+      following = jax.lax.stop_gradient(mean + std * noise)
+      point = Point(
+        x=x,
+        timestep=jnp.asarray(timesteps)[k],
+        sigma=jnp.asarray(sigmas)[k],
+        sigma_next=jnp.asarray(sigmas)[k + 1],
+        target=following,
+        anchor=jax.lax.stop_gradient(mean),
+        reference=jnp.zeros_like(x),
+      )
+      value = score(point, velocity, transition)
+      return value * weights[k], (following, value)
+
+    x = jax.random.normal(
+      draw_key(seed_initial, chunk, 0, Purpose.INITIAL), chunk_shape, jnp.float32
+    )
+    states, scores, total = [x], [], jax.tree.map(jnp.zeros_like, adapter)
+    for k in range(last):
+      if k in trained:
+        (_, (x, value)), gradient = jax.value_and_grad(step, has_aux=True)(adapter, x, k)
+        total = jax.tree.map(jnp.add, total, gradient)
+      else:
+        _, (x, value) = step(adapter, x, k)
+      states.append(x)
+      scores.append(value)
+    velocity = policy.velocity(
+      adapter, frozen, x, jnp.asarray(timesteps)[last], conditioning, cache, start_frame
+    )
+    clean = x - sigmas[last] * velocity
+    after = policy.write_cache(adapter, frozen, clean, conditioning, cache, start_frame)
+    return jnp.stack([*states, clean]), jnp.stack(scores), total, after
+
   return RolloutFunctions(
     generate_chunk,
+    fused_chunk if points == "trajectory" else None,
     jax.jit(forward_noise),
     jax.jit(policy.init_cache),
     schedule,
@@ -239,6 +300,87 @@ def generate(
     version=version,
     anchor=np.stack([np.asarray(a) for a in anchors]),
   )
+
+
+def generate_fused(
+  functions: RolloutFunctions,
+  adapter: Params,
+  frozen: Params,
+  conditioning: Conditioning,
+  prompt_embeds: Float[np.ndarray, "text_len text_dim"],
+  *,
+  blocks: Sequence[Sequence[int]],
+  trained: tuple[int, ...],
+  weights: Float[np.ndarray, "chunks trained"],
+  frames_per_chunk: int,
+  seed: int,
+  seed_initial: int,
+  version: str,
+) -> tuple[Trajectory, list[Params]]:
+  """Generates one candidate and takes its gradient on the way, with weights known beforehand.
+
+  It is the merged replay of the first mini-batch without its forward pass: the adapter has not
+  moved since, so the ratio is one and nothing needs the rewards (as LeanGRPO does it for a whole
+  rollout).
+
+  Args:
+    functions: the jitted pieces.
+    adapter: the rollout's adapter, which is the trained one.
+    frozen: the network's other weights.
+    conditioning: the prompt after the network's text layers.
+    prompt_embeds: the prompt before them.
+    blocks: the folding blocks of chunks.
+    trained: denoising steps that are trained on.
+    weights: the weight of each chunk's and trained step's score.
+    frames_per_chunk: latent frames of a chunk.
+    seed: stream of the step noise, below 2**32.
+    seed_initial: stream of the initial noise.
+    version: the adapter's version, recorded.
+
+  Returns:
+    The record, and one folded gradient per block.
+
+  Raises:
+    ValueError: if the objective's points are not the trajectory's own.
+  """
+  if functions.fused_chunk is None:
+    raise ValueError(
+      "fused candidates need an objective that scores the trajectory's own states; "
+      "use runtime.fused=0 with forward-process objectives"
+    )
+  cache = functions.init_cache()
+  states, scores = [], []
+  totals: list[Params] = [None] * len(blocks)
+  for index, block in enumerate(blocks):
+    for chunk in block:
+      spread = np.zeros(functions.schedule.stochastic, np.float32)
+      spread[list(trained)] = weights[chunk]
+      x, s, gradient, cache = functions.fused_chunk(
+        adapter,
+        frozen,
+        cache,
+        conditioning,
+        jnp.asarray(chunk, jnp.int32),
+        jnp.asarray(chunk * frames_per_chunk, jnp.int32),
+        jnp.asarray(seed, jnp.uint32),
+        jnp.asarray(seed_initial, jnp.uint32),
+        jnp.asarray(spread),
+        trained=trained,
+      )
+      states.append(x)
+      scores.append(s)
+      before = totals[index]
+      totals[index] = gradient if before is None else add_trees(before, gradient)
+  trajectory = Trajectory(
+    x=np.stack([np.asarray(x) for x in states]),
+    old_scores=np.stack([np.asarray(s) for s in scores]),
+    prompt_embeds=np.asarray(prompt_embeds),
+    seed=seed,
+    seed_initial=seed_initial,
+    version=version,
+    anchor=np.zeros((len(states), 0), np.float32),
+  )
+  return trajectory, totals
 
 
 def replay_inputs(

@@ -1,6 +1,8 @@
 """Builds the step graph from a shape, a scheme and a plan."""
 
-from sbjax.dataflow.graph import StepGraph, Task
+import dataclasses
+
+from sbjax.dataflow.graph import StepGraph, Task, fold_id, replay_id
 from sbjax.dataflow.plan import Plan, StepShape
 from sbjax.dataflow.schemes import Scheme
 
@@ -11,28 +13,43 @@ def build_step(shape: StepShape, scheme: Scheme, plan: Plan) -> StepGraph:
   Args:
     shape: candidates, groups, updates and judge jobs.
     scheme: the replay mode decides which tasks exist, the stages which barriers.
-    plan: how judging is batched, and which replays are split.
+    plan: how judging is batched, which replays are split, which candidates are fused.
+
+  Raises:
+    ValueError: if the plan fuses a candidate that the first update does not train on.
   """
+  stray = plan.fused - set(shape.updates[0])
+  if stray:
+    raise ValueError(
+      f"fused={sorted(stray)} are not in the first mini-batch; only its members fuse"
+    )
+  first = shape.first_updates()
+  blocks = tuple(range(shape.blocks))
   tasks: list[Task] = []
-  for c in range(shape.candidates):
-    first = shape.first_update(c)
-    tasks.append(Task(f"generate/c{c}", "generate", candidates=(c,), update=first))
-    tasks.append(Task(f"decode/c{c}", "decode", (f"generate/c{c}",), (c,), first))
+  for c, update in sorted(first.items()):
+    fused = c in plan.fused
+    made = f"generate/c{c}"
+    tasks.append(
+      Task(made, "generate", (), (c,), update, blocks=blocks if fused else (), fused=fused)
+    )
+    tasks.append(Task(f"decode/c{c}", "decode", (made,), (c,), update))
     if shape.reference:
-      tasks.append(Task(f"reference/c{c}", "reference", (f"generate/c{c}",), (c,), first))
+      tasks.append(Task(f"reference/c{c}", "reference", (made,), (c,), update))
   tasks += _judging(shape, plan)
+  judged = tuple(task.id for task in tasks if task.kind == "judge")
   for update in range(len(shape.updates)):
-    tasks += _training(shape, scheme, plan, update)
+    tasks += _training(shape, scheme, plan, update, judged)
   return StepGraph(_with_barriers(tasks, scheme))
 
 
 def _judging(shape: StepShape, plan: Plan) -> list[Task]:
   tasks = []
-  judged_by: dict[int, set[str]] = {c: set() for c in range(shape.candidates)}
+  first = shape.first_updates()
+  judged_by: dict[int, set[str]] = {c: set() for c in first}
   for index, jobs in enumerate(plan.judge_batches):
     candidates = tuple(sorted({c for job in jobs for c in shape.jobs[job]}))
     needs = tuple(f"decode/c{c}" for c in candidates)
-    update = min(shape.first_update(c) for c in candidates)
+    update = min(first[c] for c in candidates)
     tasks.append(Task(f"judge/b{index}", "judge", needs, candidates, update, jobs=jobs))
     for c in candidates:
       judged_by[c].add(f"judge/b{index}")
@@ -56,32 +73,31 @@ def _scopes(shape: StepShape) -> list[tuple[int, ...]]:
   return [tuple(range(shape.candidates))]
 
 
-def _training(shape: StepShape, scheme: Scheme, plan: Plan, update: int) -> list[Task]:
+def _training(
+  shape: StepShape, scheme: Scheme, plan: Plan, update: int, judged: tuple[str, ...]
+) -> list[Task]:
   members = shape.updates[update]
   before = (f"update/u{update - 1}",) if update else ()
-  every_block = tuple(range(shape.blocks))
   tasks, scored, graded = [], [], []
   for c in members:
+    if update == 0 and c in plan.fused:
+      scored.append(f"generate/c{c}")
+      continue
     needs = (f"generate/c{c}", *before)
     if shape.reference:
       needs = (*needs, f"reference/c{c}")
-    if scheme.replay_mode == "merged":
-      parts = plan.splits.get((update, c), (every_block,))
-      replays = [Task(replay_id(update, c, p), "replay", needs, (c,), update, p) for p in parts]
-      tasks += replays
-      scored += [task.id for task in replays]
-      if len(parts) > 1:
-        folds = _folding(update, c, replays)
-        tasks += folds
-        graded += [task.id for task in folds if task.kind == "fold"]
-    else:
+    if scheme.forward_first:
       name = f"forward/u{update}/c{c}"
       tasks.append(Task(name, "forward", needs, (c,), update))
       scored.append(name)
-      back = f"backward/u{update}/c{c}"
-      needs_back = (f"generate/c{c}", f"coefficients/u{update}", *before)
-      tasks.append(Task(back, "backward", needs_back, (c,), update, every_block))
-      graded.append(back)
+    else:
+      replays, folds = _replays(shape, scheme, plan, update, c, needs, judged)
+      tasks += [*replays, *folds]
+      scored += [task.id for task in replays]
+      graded += [task.id for task in folds if task.kind == "fold"]
+  if scheme.forward_first:
+    tasks += _backwards(shape, scheme, update, tuple(scored))
+    graded += [f"backward/u{update}/c{c}" for c in members]
   advantages = tuple(
     f"advantage/s{scope}"
     for scope, candidates in enumerate(_scopes(shape))
@@ -96,14 +112,43 @@ def _training(shape: StepShape, scheme: Scheme, plan: Plan, update: int) -> list
   return tasks
 
 
-def replay_id(update: int, candidate: int, blocks: tuple[int, ...]) -> str:
-  """Names the replay of some blocks of a candidate."""
-  return f"replay/u{update}/c{candidate}/b{'-'.join(map(str, blocks))}"
+def _replays(
+  shape: StepShape,
+  scheme: Scheme,
+  plan: Plan,
+  update: int,
+  c: int,
+  needs: tuple[str, ...],
+  judged: tuple[str, ...],
+) -> tuple[list[Task], list[Task]]:
+  """One candidate's merged replay, in parts where the plan splits it, and its folding."""
+  replays = []
+  for part in plan.splits.get((update, c), (tuple(range(shape.blocks)),)):
+    name = replay_id(update, c, part)
+    waits = judged if scheme.judging_first and plan.groups.get(name) == "reward" else ()
+    replays.append(Task(name, "replay", (*needs, *waits), (c,), update, part))
+  return replays, _folding(update, c, replays) if len(replays) > 1 else []
 
 
-def fold_id(update: int, candidate: int, blocks: tuple[int, ...]) -> str:
-  """Names the folding of a replayed part."""
-  return f"fold/u{update}/c{candidate}/b{'-'.join(map(str, blocks))}"
+def _backwards(
+  shape: StepShape, scheme: Scheme, update: int, scored: tuple[str, ...]
+) -> list[Task]:
+  """The second of two passes, behind the loss of the whole mini-batch.
+
+  Where the gradient carries the rewards it waits for the coefficients; where rewards come later it
+  waits for every score, as a loss over the mini-batch does.
+  """
+  before = (f"update/u{update - 1}",) if update else ()
+  gate = f"scores/u{update}"
+  tasks = [Task(gate, "barrier", scored)]
+  loss = gate if scheme.replay_mode == "two_pass_early" else f"coefficients/u{update}"
+  for c in shape.updates[update]:
+    needs = (f"generate/c{c}", loss, *before)
+    if shape.reference:
+      needs = (*needs, f"reference/c{c}")
+    blocks = tuple(range(shape.blocks))
+    tasks.append(Task(f"backward/u{update}/c{c}", "backward", needs, (c,), update, blocks))
+  return tasks
 
 
 def _folding(update: int, candidate: int, replays: list[Task]) -> list[Task]:
@@ -131,28 +176,15 @@ def _folding(update: int, candidate: int, replays: list[Task]) -> list[Task]:
 
 def _with_barriers(tasks: list[Task], scheme: Scheme) -> list[Task]:
   """Adds one barrier task between two stages, so that a barrier costs edges, not products."""
-  out: list[Task] = []
   stage_of = {kind: index for index, kinds in enumerate(scheme.stages) for kind in kinds}
-  for task in tasks:
-    stage = stage_of.get(task.kind, 0)
-    if stage == 0:
-      out.append(task)
-      continue
-    needs = (*task.needs, f"barrier/{stage - 1}")
-    out.append(
-      Task(
-        task.id,
-        task.kind,
-        needs,
-        task.candidates,
-        task.update,
-        task.blocks,
-        task.jobs,
-        task.scope,
-      )
-    )
+  out = [
+    dataclasses.replace(task, needs=(*task.needs, f"stage/{stage_of[task.kind] - 1}"))
+    if stage_of.get(task.kind, 0)
+    else task
+    for task in tasks
+  ]
   for stage in range(len(scheme.stages) - 1):
     members = [t.id for t in tasks if stage_of.get(t.kind) == stage]
-    before = (f"barrier/{stage - 1}",) if stage else ()
-    out.append(Task(f"barrier/{stage}", "barrier", (*members, *before)))
+    before = (f"stage/{stage - 1}",) if stage else ()
+    out.append(Task(f"stage/{stage}", "barrier", (*members, *before)))
   return out

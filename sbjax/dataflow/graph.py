@@ -6,26 +6,10 @@ was lost with its worker.
 """
 
 import dataclasses
-import heapq
 from collections.abc import Iterable
 
 DRIVER_KINDS = frozenset({"barrier", "advantage", "early", "coefficients"})
 """Kinds that move scalars only; the driver does them itself."""
-
-# What runs first where several tasks are ready: what others wait for longest. Generation feeds
-# everything; judging frees the update; replays fill the time.
-_RANK = {
-  "update": 0,
-  "reduce": 0,
-  "fold": 0,
-  "generate": 1,
-  "judge": 2,
-  "decode": 3,
-  "reference": 4,
-  "forward": 5,
-  "replay": 5,
-  "backward": 5,
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,9 +23,10 @@ class Task:
     needs: ids of the tasks whose results it reads or waits for.
     candidates: candidates it works on.
     update: index of the update it belongs to (mini-batch within epoch); −1 where it serves all.
-    blocks: folding blocks of a replay.
+    blocks: folding blocks of a replay, or of the gradient that a fused generation takes.
     jobs: judge jobs.
     scope: index of an advantage's group, mini-batch or step.
+    fused: True for a generation that takes its candidate's gradient on the way.
   """
 
   id: str
@@ -52,12 +37,7 @@ class Task:
   blocks: tuple[int, ...] = ()
   jobs: tuple[int, ...] = ()
   scope: int = -1
-
-  @property
-  def priority(self) -> tuple[int, int, int, str]:
-    """Sort key among ready tasks: kind, then mini-batch order, then candidate."""
-    first = min(self.candidates, default=0)
-    return (_RANK.get(self.kind, 0), max(self.update, 0), first, self.id)
+  fused: bool = False
 
 
 class StepGraph:
@@ -76,26 +56,17 @@ class StepGraph:
       if task.id in self.tasks:
         raise ValueError(f"task {task.id!r} stands in the graph twice")
       self.tasks[task.id] = task
-    self._dependents: dict[str, list[str]] = {name: [] for name in self.tasks}
+    self.dependents: dict[str, list[str]] = {name: [] for name in self.tasks}
     for task in self.tasks.values():
       for need in task.needs:
-        if need not in self.tasks:
+        if need not in self.dependents:
           raise ValueError(f"task {task.id!r} needs {need!r}, which is not in the graph")
-        self._dependents[need].append(task.id)
+        self.dependents[need].append(task.id)
     self._waiting = {name: len(task.needs) for name, task in self.tasks.items()}
     self._done: set[str] = set()
     self._running: set[str] = set()
-    self._ready: list[tuple[tuple, str]] = []
-    for name, count in self._waiting.items():
-      if count == 0:
-        self._push(name)
     self._check_acyclic()
-
-  def _push(self, name: str) -> None:
-    heapq.heappush(self._ready, (self.tasks[name].priority, name))
-
-  def _is_ready(self, name: str) -> bool:
-    return self._waiting[name] == 0 and name not in self._done and name not in self._running
+    self._fresh = [task for name, task in self.tasks.items() if not self._waiting[name]]
 
   def _check_acyclic(self) -> None:
     waiting = dict(self._waiting)
@@ -104,7 +75,7 @@ class StepGraph:
     while queue:
       name = queue.pop()
       seen += 1
-      for other in self._dependents[name]:
+      for other in self.dependents[name]:
         waiting[other] -= 1
         if waiting[other] == 0:
           queue.append(other)
@@ -116,13 +87,19 @@ class StepGraph:
     """Tells whether any task is not done."""
     return len(self._done) < len(self.tasks)
 
+  def is_ready(self, name: str) -> bool:
+    """Tells whether a task may start now."""
+    return self._waiting[name] == 0 and name not in self._done and name not in self._running
+
   def get_ready(self) -> list[Task]:
-    """Gives the tasks that may start now, most urgent first; calling it changes nothing."""
-    # The heap may hold entries that were started or reopened meanwhile; they are dropped here.
-    fresh = {name for _, name in self._ready if self._is_ready(name)}
-    self._ready = [(self.tasks[name].priority, name) for name in fresh]
-    heapq.heapify(self._ready)
-    return [self.tasks[name] for _, name in sorted(self._ready)]
+    """Gives the tasks that have become ready since the last call, each once.
+
+    A task that a `reopen` has made wait again is listed anew when it is ready again; who keeps
+    the list asks `is_ready` before starting.
+    """
+    fresh = {task.id: task for task in self._fresh if self.is_ready(task.id)}
+    self._fresh = []
+    return list(fresh.values())
 
   def start(self, name: str) -> None:
     """Marks a ready task as running.
@@ -130,15 +107,15 @@ class StepGraph:
     Raises:
       ValueError: if it is not ready.
     """
-    if not self._is_ready(name):
+    if not self.is_ready(name):
       raise ValueError(f"task {name!r} is not ready")
     self._running.add(name)
 
   def fail(self, name: str) -> None:
     """Puts a running task back: its attempt was lost."""
     self._running.discard(name)
-    if self._is_ready(name):
-      self._push(name)
+    if self.is_ready(name):
+      self._fresh.append(self.tasks[name])
 
   def done(self, name: str) -> None:
     """Marks a running task as done and frees what waited for it."""
@@ -146,14 +123,18 @@ class StepGraph:
     if name in self._done:
       return
     self._done.add(name)
-    for other in self._dependents[name]:
+    for other in self.dependents[name]:
       self._waiting[other] -= 1
-      if self._is_ready(other):
-        self._push(other)
+      if self.is_ready(other):
+        self._fresh.append(self.tasks[other])
 
   def is_done(self, name: str) -> bool:
     """Tells whether a task is done."""
     return name in self._done
+
+  def is_running(self, name: str) -> bool:
+    """Tells whether a task was started and is not done."""
+    return name in self._running
 
   def reopen(self, name: str) -> None:
     """Takes a done task's result back: it was lost with the worker that held it.
@@ -163,14 +144,10 @@ class StepGraph:
     if name not in self._done:
       return
     self._done.discard(name)
-    for other in self._dependents[name]:
+    for other in self.dependents[name]:
       self._waiting[other] += 1
-    if self._is_ready(name):
-      self._push(name)
-
-  def running(self) -> frozenset[str]:
-    """Ids of the tasks that were started and are not done."""
-    return frozenset(self._running)
+    if self.is_ready(name):
+      self._fresh.append(self.tasks[name])
 
   def counts(self) -> dict[str, tuple[int, int]]:
     """Gives (done, all) per kind, for progress."""
@@ -179,3 +156,13 @@ class StepGraph:
       ready, every = totals.get(task.kind, (0, 0))
       totals[task.kind] = (ready + (name in self._done), every + 1)
     return totals
+
+
+def replay_id(update: int, candidate: int, blocks: tuple[int, ...]) -> str:
+  """Names the replay of some blocks of a candidate."""
+  return f"replay/u{update}/c{candidate}/b{'-'.join(map(str, blocks))}"
+
+
+def fold_id(update: int, candidate: int, blocks: tuple[int, ...]) -> str:
+  """Names the folding of a replayed part."""
+  return f"fold/u{update}/c{candidate}/b{'-'.join(map(str, blocks))}"

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from sbjax.dataflow.graph import DRIVER_KINDS, StepGraph, Task
+from sbjax.dataflow.queue import Order, ReadyQueue
 from sbjax.runtime.executor import Call, Deadline, Handle, Result, TaskRaised, WorkerLost
 from sbjax.runtime.pool import Pool, RunFailed
 from sbjax.runtime.records import Span
@@ -15,12 +16,17 @@ MAX_ATTEMPTS = 5
 class Program(Protocol):
   """What the tasks of a graph mean: their calls, and what becomes of their results."""
 
+  @property
+  def order(self) -> Order:
+    """Which of several ready tasks a worker takes."""
+    ...
+
   def on_driver(self, task: Task) -> None:
     """Does a task that moves scalars only."""
     ...
 
-  def workers(self, task: Task) -> Sequence[str]:
-    """Workers that may run the task, best first; for a `reduce` all that still hold a part."""
+  def workers(self, task: Task) -> tuple[str, ...]:
+    """Workers that may run the task, best first; for a `reduce` all that still owe a sum."""
     ...
 
   def call(self, task: Task, worker: str) -> tuple[Call, Sequence[Handle], Sequence[str]]:
@@ -63,7 +69,8 @@ class Dispatcher:
     self._on_progress = on_progress
     self.spans: list[Span] = []
     self._attempts: dict[str, int] = {}
-    self._gang: dict[str, set[str]] = {}
+    self._living: frozenset[str] | None = None
+    self._queue = ReadyQueue(lambda task: ())
 
   def run(self, graph: StepGraph, program: Program) -> None:
     """Runs every task of the graph.
@@ -73,58 +80,77 @@ class Dispatcher:
     """
 
     def died(worker: str) -> None:
+      self._living = None  # who may run what has changed
       for name in program.forget(worker):
+        if not graph.is_done(name):
+          continue
         graph.reopen(name)
-      # A sum that this worker owed waits until its parts exist again; sums that others have given
-      # stay.
-      for name in [n for n in self._gang if worker in self._gang[n]]:
-        self._gang.pop(name)
-        graph.fail(name)
+        # A sum waits until its parts exist again; the shares that others have given stay.
+        for other in graph.dependents[name]:
+          if graph.tasks[other].kind == "reduce":
+            graph.fail(other)
 
     self._pool.on_death = died
+    self._living = None
     while graph.is_active():
-      self._start_ready(graph, program)
-      if not graph.is_active():
-        break
-      self._pool.wait()
+      started = self._start_ready(graph, program)
+      if graph.is_active() and started:
+        self._pool.wait()
     self._pool.on_death = lambda name: None
 
-  def _start_ready(self, graph: StepGraph, program: Program) -> None:
-    progress = True
-    while progress:
-      progress = False
-      for task in graph.get_ready():
+  def _start_ready(self, graph: StepGraph, program: Program) -> bool:
+    """Starts what can start; False where a death in between asks for another look."""
+    living = frozenset(n for n, state in self._pool.workers.items() if not state.starting)
+    if living != self._living:
+      self._living = living
+      self._queue = ReadyQueue(program.workers, program.order)
+      graph.get_ready()
+      self._list(graph, program, [t for t in graph.tasks.values() if graph.is_ready(t.id)])
+      for task in graph.tasks.values():
+        if task.kind == "reduce" and graph.is_running(task.id):
+          self._list_sums(task, program)
+    self._list(graph, program, graph.get_ready())
+    for name, state in self._pool.workers.items():
+      (self._queue.free if state.ticket is None else self._queue.busy)(name)
+
+    def may_start(task: Task, worker: str) -> bool:
+      if task.kind == "reduce":
+        return graph.is_running(task.id) and worker in program.workers(task)
+      return graph.is_ready(task.id)
+
+    while (pair := self._queue.pop(may_start)) is not None:
+      task, worker = pair
+      if task.kind != "reduce":
+        graph.start(task.id)
+      self._submit(graph, program, task, worker)
+      if self._living is None:  # the worker died while the call was submitted
+        return False
+    return True
+
+  def _list(self, graph: StepGraph, program: Program, ready: Sequence[Task]) -> None:
+    """Lists what is ready; what moves scalars only is done at once and may free more."""
+    while ready:
+      for task in ready:
         if task.kind in DRIVER_KINDS:
           graph.start(task.id)
           program.on_driver(task)
           graph.done(task.id)
-          progress = True
-          break
-        allowed = program.workers(task)
-        if task.kind == "reduce":
-          if not allowed:  # every part has its sum already
-            graph.start(task.id)
-            graph.done(task.id)
-            progress = True
-            break
-          if all(self._pool.workers[w].ticket is None for w in allowed):
-            self._start_gang(graph, program, task, allowed)
-            progress = True
-            break
-          continue
-        free = [w for w in allowed if self._pool.workers[w].ticket is None]
-        if free:
+        elif task.kind == "reduce":
           graph.start(task.id)
-          self._submit(graph, program, task, free[0])
+          self._list_sums(task, program)
+          self._end_sum(graph, program, task)  # every part may have its sum already
+        else:
+          self._queue.push([task])
+      ready = graph.get_ready()
 
-  def _start_gang(
-    self, graph: StepGraph, program: Program, task: Task, workers: Sequence[str]
-  ) -> None:
-    graph.start(task.id)
-    self._gang[task.id] = set(workers)
-    for worker in workers:
-      if task.id in self._gang:  # a death while submitting ends the gang
-        self._submit(graph, program, task, worker)
+  def _list_sums(self, task: Task, program: Program) -> None:
+    """Each holder adds up its own buffers as soon as it is idle."""
+    for worker in program.workers(task):
+      self._queue.push_for(task, worker)
+
+  def _end_sum(self, graph: StepGraph, program: Program, task: Task) -> None:
+    if graph.is_running(task.id) and not program.workers(task):
+      graph.done(task.id)
 
   def _submit(self, graph: StepGraph, program: Program, task: Task, worker: str) -> None:
     call, inputs, versions = program.call(task, worker)
@@ -160,14 +186,7 @@ class Dispatcher:
       return
     if task.kind == "reduce":
       program.finish(task, worker, result)
-      gang = self._gang.get(task.id)
-      if gang is None:
-        return  # a death broke the gang up; it forms again for the parts that lack a sum
-      gang.discard(worker)
-      if gang:
-        return
-      self._gang.pop(task.id)
-      graph.done(task.id)
+      self._end_sum(graph, program, task)
     elif program.finish(task, worker, result):
       graph.done(task.id)
     else:
@@ -176,9 +195,7 @@ class Dispatcher:
 
   def _lost(self, graph: StepGraph, program: Program, task: Task, error: Exception) -> None:
     if task.kind == "reduce":
-      if self._gang.pop(task.id, None) is not None:
-        graph.fail(task.id)
-      return
+      return  # what its worker held is made again, and the sum asked for again
     if program.lost(task, error):
       graph.done(task.id)
       return

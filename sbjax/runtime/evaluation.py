@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from sbjax.dataflow.graph import StepGraph, Task
+from sbjax.dataflow.queue import Order
 from sbjax.randomness import stream_seed
 from sbjax.rewards.protocol import CandidateReward, Group, Reward
 from sbjax.runtime.dispatch import Dispatcher
@@ -51,9 +52,13 @@ class _EvalProgram:
   def on_driver(self, task: Task) -> None:
     raise RuntimeError(f"an evaluation has no driver task {task.id}")
 
-  def workers(self, task: Task) -> Sequence[str]:
+  @property
+  def order(self) -> Order:
+    return "kind"
+
+  def workers(self, task: Task) -> tuple[str, ...]:
     """Any worker may do anything: nothing here waits for training."""
-    return self._pool.members(("actor", "reward", "both"))
+    return tuple(self._pool.members(("actor", "reward", "both")))
 
   def adapter(self, version: str) -> Handle:
     return self._handle

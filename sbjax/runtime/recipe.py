@@ -150,7 +150,7 @@ class Recipe:
         step=step,
       ),
       minibatches=algorithm.minibatches,
-      blocks=len(self.blocks),
+      block_chunks=tuple(len(block) for block in self.blocks),
       jobs=jobs,
       advantage_scope=self._advantage_scope,
       reference=self.needs_reference,

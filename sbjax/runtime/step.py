@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from sbjax.dataflow.build import fold_id, replay_id
 from sbjax.dataflow.graph import Task
-from sbjax.dataflow.plan import Plan, StepShape
+from sbjax.dataflow.holders import Holders, Part
+from sbjax.dataflow.plan import Plan, StepShape, WorkerSlot, allowed_workers
+from sbjax.dataflow.queue import Order
 from sbjax.dataflow.schemes import Scheme
 from sbjax.rewards.protocol import CandidateReward, Group, Job, Reward, Verdict
 from sbjax.runtime.executor import Call, Deadline, Handle, Result
@@ -54,10 +55,6 @@ class Candidate:
   seed: int
   seed_initial: int
   trained: tuple[int, ...]
-
-
-Part = tuple[int, int]
-"""(candidate, folding block): one set of buffers."""
 
 
 class StepProgram:
@@ -118,8 +115,8 @@ class StepProgram:
     self.rewards: dict[int, CandidateReward] = {}
     self.scalars: dict[tuple[int, int], dict[int, dict]] = {}
     self.updates: dict[int, UpdateScalars] = {}
-    self._holders: dict[int, dict[Part, str]] = {u: {} for u in range(len(shape.updates))}
-    self._sums: dict[int, list[tuple[frozenset[Part], Handle]]] = {
+    self._holders = Holders(shape, scheme, plan)
+    self._sums: dict[int, list[tuple[tuple[Part, ...], Handle]]] = {
       u: [] for u in range(len(shape.updates))
     }
     self.outcomes: dict[int, dict] = {}
@@ -145,24 +142,28 @@ class StepProgram:
 
   # Who.
 
-  def workers(self, task: Task) -> Sequence[str]:
-    """Workers that may run a task, in order of preference."""
+  @property
+  def order(self) -> Order:
+    """Which of several ready tasks a worker takes, as the plan says."""
+    return self._plan.order
+
+  def workers(self, task: Task) -> tuple[str, ...]:
+    """Workers that may run a task, in order of preference.
+
+    Nobody waits for a worker that is starting again while another one may do its work.
+    """
     if task.kind == "reduce":
-      owed = self._owed(task.update)
-      return sorted({self._holders[task.update][part] for part in owed})
+      return tuple(self._holders.owed(task.update))
     if task.kind == "fold":
-      return [self._holders[task.update][task.candidates[0], task.blocks[0]]]
+      return (self._holders.of(task.update, (task.candidates[0], task.blocks[0])),)
+    slots = [
+      WorkerSlot(name, state.spec.group)
+      for name, state in self._pool.workers.items()
+      if not state.starting
+    ]
     if task.kind == "update":
-      trained = self._pool.members(("actor", "both"))
-      # A worker that is starting again is not waited for while another one lives.
-      living = [w for w in trained if not self._pool.workers[w].starting]
-      return (living or trained)[:1]
-    key = (task.kind, task.candidates[0], task.update if task.kind == "replay" else -1)
-    planned = self._plan.groups.get(key)
-    bound = self._scheme.bindings[task.kind]
-    groups = (planned,) if planned else bound
-    members = self._pool.members(groups)
-    return members or self._pool.members(("both",))
+      return tuple(slot.name for slot in slots if slot.group in ("actor", "both"))[:1]
+    return allowed_workers(task.kind, self._plan.groups.get(task.id), self._scheme, slots)
 
   def timeout_s(self, task: Task) -> float:
     """A deadline per kind and amount of work."""
@@ -186,6 +187,9 @@ class StepProgram:
       "seed_initial": who.seed_initial,
       "version": version,
     }
+    if task.fused:
+      args["fused"] = (self._step, task.update, c)
+      args["trained"] = who.trained
     return Call("generate", args, 2), (), (version,)
 
   def _call_decode(self, task: Task, c: int):
@@ -227,6 +231,8 @@ class StepProgram:
     return Call("fold", args), (), ()
 
   def _call_backward(self, task: Task, c: int):
+    if self._scheme.replay_mode == "two_pass_early":
+      return self._call_replay(task, c)  # the gradient before the rewards is the merged one
     version = self._version(task.update)
     args = {
       "key": (self._step, task.update, c),
@@ -237,12 +243,11 @@ class StepProgram:
     return Call("backward", args), self._replay_inputs(c), (version,)
 
   def _call_reduce(self, task: Task, worker: str):
-    holders = self._holders[task.update]
-    parts = sorted(p for p in self._owed(task.update) if holders[p] == worker)
+    parts = self._holders.owed(task.update)[worker]
     args = {
       "step": self._step,
       "update": task.update,
-      "parts": tuple(parts),
+      "parts": parts,
       "late": {c: self.updates[task.update].late[c] for c, _ in parts},
     }
     return Call("reduce", args, 1), (), ()
@@ -269,6 +274,9 @@ class StepProgram:
   def _finish_generate(self, task: Task, c: int, worker: str, result: Result) -> None:
     self.trajectories[c], self.latents[c] = result.heavy
     self.old_scores[c] = result.scalars["old_scores"]
+    if task.fused:
+      self._store_scalars(task, c, result)
+      self._holders.made(task, worker)
 
   def _finish_decode(self, task: Task, c: int, worker: str, result: Result) -> None:
     (self.videos[c],) = result.heavy
@@ -284,17 +292,18 @@ class StepProgram:
 
   def _finish_replay(self, task: Task, c: int, worker: str, result: Result) -> None:
     self._keep_scalars(task, c, result)
-    self._hold(task, c, worker)
+    self._holders.made(task, worker)
 
   def _finish_backward(self, task: Task, c: int, worker: str, result: Result) -> None:
     self.chunks_replayed += len(result.scalars["chunks"])
-    self._hold(task, c, worker)
+    self._holders.made(task, worker)
 
   def _finish_fold(self, task: Task, c: int, worker: str, result: Result) -> None:
     pass
 
   def _finish_reduce(self, task: Task, c: int, worker: str, result: Result) -> None:
-    self._sums[task.update].append((frozenset(result.scalars["parts"]), result.heavy[0]))
+    self._sums[task.update].append((result.scalars["parts"], result.heavy[0]))
+    self._holders.took(task.update, result.scalars["parts"])
     self.dropped += result.scalars["dropped"]
     self.buffer_bytes = max(self.buffer_bytes, result.scalars["buffer_bytes"])
 
@@ -313,14 +322,13 @@ class StepProgram:
     self._versions[self._version(task.update + 1)] = adapter
 
   def _keep_scalars(self, task: Task, c: int, result: Result) -> None:
+    self._store_scalars(task, c, result)
+    self.chunks_replayed += len(result.scalars["chunks"])
+
+  def _store_scalars(self, task: Task, c: int, result: Result) -> None:
     kept = self.scalars.setdefault((task.update, c), {})
     for row, chunk in enumerate(result.scalars["chunks"]):
       kept[chunk] = {k: result.scalars[k][row] for k in ("channels", "statistics")}
-    self.chunks_replayed += len(result.scalars["chunks"])
-
-  def _hold(self, task: Task, c: int, worker: str) -> None:
-    for block in task.blocks:
-      self._holders[task.update][c, block] = worker
 
   def _whole(self, update: int, c: int) -> dict[str, np.ndarray]:
     kept = self.scalars[update, c]
@@ -334,11 +342,6 @@ class StepProgram:
   def old_scores_of(self, c: int) -> np.ndarray:
     """The rollout's scores of a candidate's trained steps, [chunks, trained steps]."""
     return np.asarray(self.old_scores[c])[:, list(self.candidates[c].trained)]
-
-  def _owed(self, update: int) -> set[Part]:
-    """Parts whose buffers no sum has taken yet."""
-    taken = {part for parts, _ in self._sums[update] for part in parts}
-    return set(self._holders[update]) - taken
 
   # The driver's own tasks.
 
@@ -382,24 +385,5 @@ class StepProgram:
     return self.judging.interrupted(task, cause, str(error))
 
   def forget(self, worker: str) -> Sequence[str]:
-    """The replays whose buffers died with a worker before a sum had taken them."""
-    names = []
-    for update, holders in self._holders.items():
-      if update in self.outcomes:
-        continue
-      owed = self._owed(update)
-      for part in [p for p, w in holders.items() if w == worker and p in owed]:
-        del holders[part]
-        names += self._tasks_of(update, part)
-    return sorted(set(names))
-
-  def _tasks_of(self, update: int, part: Part) -> list[str]:
-    """The tasks that made a part's buffers."""
-    candidate, block = part
-    if self._scheme.replay_mode == "two_pass":
-      return [f"backward/u{update}/c{candidate}"]
-    every_block = tuple(range(self.shape.blocks))
-    runs = self._plan.splits.get((update, candidate), (every_block,))
-    (blocks,) = [run for run in runs if block in run]
-    made = [replay_id(update, candidate, blocks)]
-    return made if len(runs) == 1 else [*made, fold_id(update, candidate, blocks)]
+    """The tasks whose buffers died with a worker before a sum had taken them."""
+    return self._holders.forget(worker, self.outcomes)
