@@ -73,14 +73,37 @@ def get_config() -> config_dict.ConfigDict:
   c.advantage.combine = "raw_sum"  # adv_sum | raw_sum | separate_loss | gdpo
 
   c.reward = config_dict.ConfigDict()
-  c.reward.name = "world"  # world | function
+  c.reward.name = "world"  # world | function | unified_reward | unified_reward_flex | vr_thinker
+  c.reward.also = ()  # further judges; components are then written judge.component
   c.reward.function = ""  # module:function or file.py:function, for name='function'
   c.reward.components = ("digit", "colour", "motion")
   c.reward.weights = (1.0, 0.25, 0.25)
+  c.reward.optional = ()  # components whose failure leaves them out of their group's sum
   c.reward.retries = 2
   c.reward.timeout_s = 60.0
   c.reward.max_failed_frac = 0.25
   c.reward.max_skipped_in_row = 3
+
+  c.reward.judge = config_dict.ConfigDict()  # vision-language judges only
+  c.reward.judge.mode = "pointwise"  # pairwise_all | pairwise_anchor | pointwise
+  c.reward.judge.unparsable = "fail"  # fail | tie: a pair whose answer cannot be parsed
+  c.reward.judge.swap_orders = False  # ask every pair in both orders
+  c.reward.judge.frames = 8  # of each video that unified_reward and unified_reward_flex see
+  c.reward.judge.pool_frames = 48  # of each video that vr_thinker can see
+  c.reward.judge.initial_frames = 4  # of each video that it sees at first
+  c.reward.judge.calls = 3  # for more frames
+  c.reward.judge.frames_per_call = 8
+  c.reward.judge.max_tokens = 4096  # of a reply
+  c.reward.judge.temperature = 0.0
+  c.reward.judge.endpoints = ()  # servers, such as "http://127.0.0.1:8000/v1"
+  c.reward.judge.model = ""  # the model's name there
+  c.reward.judge.connect_timeout_s = 2.0
+  c.reward.judge.total_timeout_s = 20.0  # of a judgement with all its rounds and attempts
+  c.reward.judge.attempts = 4
+  c.reward.judge.backoff_s = 0.5
+  c.reward.judge.evict_after = 3  # failures in a row
+  c.reward.judge.cooldown_s = 30.0
+  c.reward.judge.concurrency = 16  # judgements at a time
 
   c.optim = config_dict.ConfigDict()
   c.optim.learning_rate = 1e-3

@@ -11,13 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sbjax import prompts as prompts_lib
-from sbjax.rewards import function
+from sbjax.rewards import catalogue, function
 from sbjax.settings import Settings
 from sbjax.sizes import model_sizes
 
 # Worlds that ship with their weights, prompts and judge.
 WORLDS = ("digits",)
-WORLD_COMPONENTS = ("digit", "colour", "motion")
 
 # The Wan2.1 video autoencoder turns the first frame into one latent frame and every further four
 # frames into another.
@@ -185,7 +184,7 @@ def advantage(settings: Settings) -> None:
 
 
 def reward(settings: Settings) -> None:
-  """Components and weights go together, and a user's function can be called."""
+  """Components, weights and judges go together, and a user's function can be called."""
   r = settings.reward
   if len(r.components) != len(r.weights) or not r.components:
     raise ValueError(
@@ -196,20 +195,14 @@ def reward(settings: Settings) -> None:
     raise ValueError(f"reward.components is {r.components!r}; name each component once.")
   if not any(r.weights):
     raise ValueError(f"reward.weights is {r.weights!r}; at least one weight must not be 0.")
-  if r.name == "world":
-    unknown = [name for name in r.components if name not in WORLD_COMPONENTS]
-    if unknown:
-      raise ValueError(
-        f"reward.components has {unknown[0]!r}; the world's judge gives "
-        f"{', '.join(map(repr, WORLD_COMPONENTS))}."
-      )
-    if r.function:
-      raise ValueError(
-        f"reward.function is {r.function!r} but reward.name is 'world'; set reward.name to "
-        "'function' to use it."
-      )
-  else:
+  catalogue.check(r)
+  if "function" in r.judges:
     function.load_function(r.function)
+  elif r.function:
+    raise ValueError(
+      f"reward.function is {r.function!r} but reward.name is {r.name!r}; set reward.name to "
+      "'function' to use it."
+    )
 
 
 def prompts(settings: Settings) -> None:

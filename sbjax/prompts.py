@@ -119,7 +119,7 @@ def acceptance(settings: Settings) -> Callable[[str], None]:
       )
     tokenize((prompt,), settings.prompts.overflow)
     # Its judge reads off the prompt what to look for.
-    if settings.reward.name == "world":
+    if "world" in settings.reward.judges:
       digits.parse(prompt)
 
   return accept

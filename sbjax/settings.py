@@ -131,17 +131,53 @@ class SettingsAdvantage:
 
 
 @dataclasses.dataclass(frozen=True)
+class SettingsJudge:
+  """How a vision-language judge is asked, and the servers that run it."""
+
+  mode: Literal["pairwise_all", "pairwise_anchor", "pointwise"]
+  unparsable: Literal["fail", "tie"]
+  swap_orders: bool
+  frames: Count
+  pool_frames: Count
+  initial_frames: Count
+  calls: Whole
+  frames_per_call: Count
+  max_tokens: Count
+  temperature: NotNegative
+  endpoints: tuple[str, ...]
+  model: str
+  connect_timeout_s: Seconds
+  total_timeout_s: Seconds
+  attempts: Count
+  backoff_s: NotNegative
+  evict_after: Count
+  cooldown_s: Seconds
+  concurrency: Count
+
+
+JudgeName = Literal["world", "function", "unified_reward", "unified_reward_flex", "vr_thinker"]
+
+
+@dataclasses.dataclass(frozen=True)
 class SettingsReward:
   """Who judges, how components are weighed, and what happens when judging fails."""
 
-  name: Literal["world", "function"]
+  name: JudgeName
+  also: tuple[str, ...]
   function: str
+  judge: SettingsJudge
   components: tuple[str, ...]
   weights: tuple[float, ...]
+  optional: tuple[str, ...]
   retries: Whole
   timeout_s: Seconds
   max_failed_frac: Share
   max_skipped_in_row: Count
+
+  @property
+  def judges(self) -> tuple[str, ...]:
+    """Names of all judges, `name` first."""
+    return (self.name, *self.also)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,7 +23,7 @@ RANKS = {
   "sbjax.rewards": 4,
   "sbjax.dataflow": 4,
   "sbjax.prompts": 4,
-  "sbjax.verification": 4,
+  "sbjax.verification": 5,
   "sbjax.checks": 5,
   "sbjax.config": 6,
   "sbjax.runtime": 6,

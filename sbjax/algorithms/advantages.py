@@ -144,6 +144,7 @@ def advantages(
   group: Int[np.ndarray, " candidates"],
   config: AdvantageConfig,
   anchors: Float[np.ndarray, "candidates rewards"] | None = None,
+  left_out: Bool[np.ndarray, "candidates rewards"] | None = None,
 ) -> Advantages:
   """Gives the advantages of all candidates that a scope (group, mini-batch or step) comprises.
 
@@ -157,6 +158,8 @@ def advantages(
     config: what to do.
     anchors: with baseline `anchor`, the reward of the anchor of each candidate's group, NaN where
       it failed, which drops the group.
+    left_out: rewards that do not count for a group, True for all of its candidates alike: they
+      add nothing to its sums and enter no mean or deviation. None: all count.
 
   Returns:
     Advantages. A failed candidate is left out of every mean and deviation.
@@ -177,10 +180,15 @@ def advantages(
       f"baseline is {config.baseline!r}, anchors are {'missing' if anchors is None else 'given'}; "
       "anchors belong to baseline 'anchor' and to no other."
     )
+  out = np.zeros(rewards.shape, bool) if left_out is None else np.asarray(left_out, bool)
+  if out.shape != rewards.shape:
+    raise ValueError(f"left_out has shape {out.shape}; it must be that of rewards {rewards.shape}.")
+  rewards = np.where(out, 0.0, rewards)
   if not np.isfinite(rewards[valid]).all():
     raise ValueError("rewards holds a non-finite value of a valid candidate; mark it as failed.")
   if anchors is not None:
     anchors = np.asarray(anchors, np.float64)
+    anchors = np.where(out, 0.0, anchors)
     valid = valid & np.isfinite(anchors).all(axis=1)
   usable = usable_candidates(valid, group)
   rewards = np.where(usable[:, None], rewards, 0.0)
@@ -193,7 +201,7 @@ def advantages(
     columns = []
     for m in range(rewards.shape[1]):
       column = None if anchors is None else anchors[:, m]
-      columns.append(_normalised(rewards[:, m], usable, group, column, config))
+      columns.append(_normalised(rewards[:, m], usable & ~out[:, m], group, column, config))
     values = np.stack(columns, axis=1)
   totals = values[:, 0] if config.combine == "raw_sum" else values @ weights
   if config.combine in ("adv_sum", "gdpo"):

@@ -193,7 +193,9 @@ def write_reward_curve(
 
 def component_names(steps: Mapping[int, Mapping[str, Any]]) -> list[str]:
   """Names the reward components that a run's metrics have (`reward/<component>`)."""
-  return [name for name in _suffixes(steps, "reward/") if not name.startswith("failed")]
+  return [
+    name for name in _suffixes(steps, "reward/") if name.split("/")[0] not in ("failed", "left_out")
+  ]
 
 
 def _curve(

@@ -123,7 +123,7 @@ def _title(candidate: int, job: Job) -> str:
   return f"shown {'first' if candidate == first else 'second'}, against {opponent}"
 
 
-def _seed(order: tuple[int, int], seeds: dict[int, int]) -> int:
+def _seed(order: tuple[int, ...], seeds: dict[int, int]) -> int:
   """A stream of the pair's own, which depends on the two videos and their order only."""
   names = [seeds.get(candidate, 0) for candidate in order]
   return int(np.random.SeedSequence(names).generate_state(1, np.uint32)[0])

@@ -95,7 +95,7 @@ class Driver:
       self.recipe,
       state.adapter,
       prompt,
-      judge_prompt_seed=0,
+      judge_jobs=self._reward.jobs(Group(0, prompt, (0,), (0,), anchor=1)),
       # A user's function may count or remember its calls; it sees real candidates only.
       kinds=("judge", "replay") if merged else ("judge",),
       timeout_s=self.recipe.settings.runtime.startup_timeout_s,

@@ -42,9 +42,12 @@ def _rewards(recipe: Recipe, program: StepProgram) -> dict[str, float]:
     out["critic/rewards/max"] = float(values.max())
     out["critic/rewards/min"] = float(values.min())
   for name in recipe.settings.reward.components:
-    got = [r.components[name] for r in rewards if r.components is not None]
+    valid = [r.components for r in rewards if r.components is not None]
+    got = [values[name] for values in valid if name in values]
     if got:
       out[f"reward/{name}"] = float(np.mean(got))
+    if name in recipe.settings.reward.optional:
+      out[f"reward/left_out/{name}"] = float(len(valid) - len(got))
   spread = []
   for members in program.shape.groups:
     group = np.array([totals[c] for c in members if totals[c] is not None], np.float64)

@@ -14,8 +14,10 @@ from models.layers.lora import init_lora
 from models.wan.dit import CausalWanDiT
 from models.wan.sharding import parameter_shardings
 from sbjax.policy import TextConditioning, WanPolicy
+from sbjax.rewards import catalogue
+from sbjax.rewards.combined import JudgeTable
 from sbjax.rewards.function import FunctionJudge
-from sbjax.rewards.protocol import Judge, PointwiseReward, Reward
+from sbjax.rewards.protocol import Judge, Reward
 from sbjax.rewards.world import WorldJudge
 from sbjax.rollout import RolloutFunctions, make_rollout
 from sbjax.runtime.optimizer import UpdateFn, make_update
@@ -74,7 +76,7 @@ def recipe_of(settings: Settings) -> Recipe:
 
 def reward_of(settings: Settings) -> Reward:
   """The driver's part of the configured reward."""
-  return PointwiseReward(settings.reward.components)
+  return catalogue.reward_of(settings.reward)
 
 
 def build_roles(settings: Settings) -> Roles:
@@ -213,9 +215,16 @@ def place(tree: Params, mesh: Mesh | None) -> Params:
 
 
 def _judge(settings: Settings, world: Any) -> Judge:
-  if settings.reward.name == "function":
-    return FunctionJudge(settings.reward.function, settings.reward.components)
-  return WorldJudge(world)
+  reward = settings.reward
+
+  def build(name: str) -> Judge:
+    if name == "function":
+      return FunctionJudge(reward.function, catalogue.components_of(reward, name))
+    if name == "world":
+      return WorldJudge(world)
+    return catalogue.conversation_judge(reward.judge, name)
+
+  return JudgeTable({name: build(name) for name in reward.judges})
 
 
 def _count(state: Any) -> int:

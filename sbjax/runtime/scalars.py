@@ -115,17 +115,23 @@ def _advantages(
   for row, c in enumerate(order):
     components = rewards[c].components
     if components is not None:
-      table[row] = [components[name] for name in names]
-  valid = np.asarray(np.isfinite(table).all(axis=1))
+      table[row] = [components.get(name, np.nan) for name in names]
+  valid = np.array([rewards[c].components is not None for c in order], bool)
   outcome = advantages(
-    table, valid, np.array([groups[c] for c in order]), from_settings(recipe.settings)
+    table,
+    valid,
+    np.array([groups[c] for c in order]),
+    from_settings(recipe.settings),
+    # A component that its reward left out is absent from the whole group.
+    left_out=valid[:, None] & np.isnan(table),
   )
   return outcome.values, outcome.trained
 
 
 def weighted_reward(recipe: Recipe, reward: CandidateReward) -> float | None:
-  """The configured weighted sum of a candidate's components, None where it has none."""
+  """The weighted sum of the components that a candidate has, None where it has none."""
   if reward.components is None:
     return None
   names, weights = recipe.settings.reward.components, recipe.settings.reward.weights
-  return float(sum(w * reward.components[n] for n, w in zip(names, weights, strict=True)))
+  values = reward.components
+  return float(sum(w * values[n] for n, w in zip(names, weights, strict=True) if n in values))

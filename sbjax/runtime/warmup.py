@@ -33,7 +33,7 @@ def warm_up(
   adapter: Handle,
   prompt: str,
   *,
-  judge_prompt_seed: int,
+  judge_jobs: Sequence[Job],
   kinds: Sequence[str],
   timeout_s: float,
   say: Callable[[str], None],
@@ -45,7 +45,7 @@ def warm_up(
     recipe: the run's recipe.
     adapter: the adapter to warm up with.
     prompt: any prompt of the run.
-    judge_prompt_seed: seed of the judge job.
+    judge_jobs: judge jobs, all of whose candidates are played by the one video.
     kinds: kinds to run, in the order of a step.
     timeout_s: deadline of one task with its compilation.
     say: prints progress.
@@ -87,9 +87,9 @@ def warm_up(
 
   everywhere("decode", lambda name: (Call("decode", {}, 1), (heavy(name, "generate", 1),)))
   if "judge" in kinds:
-    job = Job((0,), prompt, judge_prompt_seed)
-    judge = {"jobs": (job,), "candidates": (0,), "retries": 0}
-    everywhere("judge", lambda name: (Call("judge", judge), (heavy(name, "decode"),)))
+    needed = tuple(sorted({c for job in judge_jobs for c in job.candidates}))
+    judge = {"jobs": tuple(judge_jobs), "candidates": needed, "retries": 0}
+    everywhere("judge", lambda name: (Call("judge", judge), (heavy(name, "decode"),) * len(needed)))
   if recipe.needs_reference:
     reference = {"trained": trained, "version": "warm"}
     everywhere(
