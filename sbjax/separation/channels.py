@@ -220,6 +220,35 @@ class NFTLoss:
 
 
 @dataclasses.dataclass(frozen=True)
+class NFTPart:
+  """Half the sum or half the difference of DiffusionNFT's two losses, at a forward-process point.
+
+  Under the rollout's own adapter the gradients of L+ and L- are exactly opposite: a gradient that
+  is folded for each of them alone loses, in float32, what is left when they are weighed with r and
+  1 - r. The sum's gradient vanishes there and the difference's does not, so these two keep it.
+
+  Attributes:
+    part: `mean` for (L+ + L-) / 2, `contrast` for (L+ - L-) / 2.
+    mix_beta: how far the implicit policies lie from the old one.
+    adaptive_weight_min: lower bound of the divisor.
+  """
+
+  part: Literal["mean", "contrast"]
+  mix_beta: float = 0.5
+  adaptive_weight_min: float = 1e-5
+
+  def __call__(
+    self, point: Point, velocity: Float[Array, "*latent"], transition: Transition
+  ) -> Float[Array, ""]:
+    """Gives the part at one point; `transition` is not used."""
+    positive, negative = (
+      NFTLoss(sign, self.mix_beta, self.adaptive_weight_min)(point, velocity, transition)
+      for sign in (1, -1)
+    )
+    return 0.5 * (positive + negative if self.part == "mean" else positive - negative)
+
+
+@dataclasses.dataclass(frozen=True)
 class X0Score:
   """KVPO's surrogate log-probability: minus half the squared error of the clean prediction.
 
@@ -262,8 +291,8 @@ CHANNELS: Mapping[str, ChannelFn] = types.MappingProxyType(
     "count": count,
     "flow_matching": flow_matching,
     "reference_mse": reference_mse,
-    "nft_positive": NFTLoss(sign=1),
-    "nft_negative": NFTLoss(sign=-1),
+    "nft_mean": NFTPart("mean"),
+    "nft_contrast": NFTPart("contrast"),
     "x0_score": X0Score(),
     "x0_score_reference": X0Score(reference=True),
   }

@@ -67,7 +67,7 @@ def name_of(
   forms = {
     "reward-free: late = 1": [one],
     "linear: late = A": plain,
-    "linear and constant: late = A and 1, as in DiffusionNFT's r and 1 - r": [*plain, one],
+    "linear and constant: late = A and 1, as in DiffusionNFT's 1 and 2r - 1": [*plain, one],
     "sign split: late = max(A, 0) and min(A, 0)": [*positive, *negative],
     "sign split and a reward-free term: late = max(A, 0), min(A, 0) and 1": [
       *positive,

@@ -251,13 +251,24 @@ def test_kvpo_refuses_a_safe_factor_that_differs_in_a_group():
     made.late(dataclasses.replace(batch, advantages=two))
 
 
-def test_nft_coefficients_are_the_probability_and_its_complement():
+def test_nft_weighs_the_two_losses_with_the_probability_and_its_complement():
   made = DiffusionNFT(mix_beta=0.5, adv_clip=5.0)
   batch = dataclasses.replace(_batch(made, 0), valid=np.ones(6, bool))
   batch = dataclasses.replace(batch, advantages=np.array([[-9.0], [-5], [0], [2.5], [5], [9]]))
   r = np.array([0, 0, 0.5, 0.75, 1, 1])
-  want = 10.0 * np.stack([r, 1 - r], axis=1) / batch.normaliser
-  np.testing.assert_allclose(made.late(batch), want, rtol=1e-14)
+  late = made.late(batch) * batch.normaliser / 10.0  # of (L+ + L-) / 2 and (L+ - L-) / 2
+  positive, negative = (late[:, 0] + late[:, 1]) / 2, (late[:, 0] - late[:, 1]) / 2
+  np.testing.assert_allclose(positive, r, atol=1e-15)
+  np.testing.assert_allclose(negative, 1 - r, atol=1e-15)
+
+
+def test_nft_metrics_are_the_two_losses():
+  made = DiffusionNFT()
+  batch = dataclasses.replace(_batch(made, 0), valid=np.ones(6, bool))
+  positive, negative = np.full((6, 3), 3.0), np.full((6, 3), 1.0)
+  halves = np.stack([(positive + negative) / 2, (positive - negative) / 2], axis=-1)
+  told = made.metrics(dataclasses.replace(batch, channels=halves))
+  assert (told["actor/positive_loss"], told["actor/negative_loss"]) == (3.0, 1.0)
 
 
 def test_dppo_masks_far_units_that_would_move_further():

@@ -104,7 +104,7 @@ def test_the_second_mini_batch_is_off_policy_and_the_first_is_not(merged):
   assert metrics["actor/ratio_std/m1"] > 1e-5
 
 
-@pytest.mark.parametrize("name", ["flow_grpo", "grpo_guard", "fpo"])
+@pytest.mark.parametrize("name", ["flow_grpo", "grpo_guard", "fpo", "diffusion_nft"])
 def test_every_objective_trains(tmp_path, name):
   overrides = {"algorithm__kl_coef": 0.05} if name == "flow_grpo" else {}
   state, results, gradients, _ = drive(
@@ -127,9 +127,6 @@ def test_every_objective_trains(tmp_path, name):
 @pytest.mark.parametrize(
   "overrides",
   [
-    # Its two channels' gradients are opposite at the old policy and cancel in the sum: in float32
-    # merged and two-pass differ by 1.5e-5 here. The float64 identity test holds to 1e-12.
-    {"algorithm__name": "diffusion_nft"},
     {"algorithm__epochs": 2},
     {"algorithm__minibatch_order": "reference"},
     {"advantage__std": "global_population"},

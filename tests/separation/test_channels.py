@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from sbjax.algorithms.transitions import CPS, SDE, DanceSDE, Renoise
-from sbjax.separation.channels import CHANNELS, NFTLoss, Point, X0Score
+from sbjax.separation.channels import CHANNELS, NFTLoss, NFTPart, Point, X0Score
 
 GOLDEN = json.loads((pathlib.Path(__file__).parents[1] / "golden/transitions.json").read_text())
 SHAPE = (2, 1, 2, 2)
@@ -117,6 +117,23 @@ def test_nft_losses_mirror_each_other_about_the_old_policy():
   np.testing.assert_allclose(slope, alone, rtol=1e-4, atol=1e-6)
   exact = NFTLoss(1, 0.3, adaptive_weight_min=100.0)
   np.testing.assert_allclose(exact(point, v + r, transition), np.mean(error**2) / 100, rtol=1e-5)
+
+
+def test_nft_parts_add_up_to_the_losses_and_only_the_contrast_moves_the_old_policy():
+  transition = Renoise()
+  point, v, r = _point(transition)
+  point = dataclasses.replace(point, anchor=v, target=0.5 * r)
+  mean, contrast = NFTPart("mean", 0.3), NFTPart("contrast", 0.3)
+  at = (point, v + r, transition)
+  np.testing.assert_allclose(mean(*at) + contrast(*at), NFTLoss(1, 0.3)(*at), rtol=1e-6)
+  np.testing.assert_allclose(mean(*at) - contrast(*at), NFTLoss(-1, 0.3)(*at), rtol=1e-6)
+  still, moving, whole = (
+    jax.grad(lambda u, fn=fn: fn(point, u, transition))(v)
+    for fn in (mean, contrast, NFTLoss(1, 0.3))
+  )
+  assert (np.asarray(still) == 0).all()
+  np.testing.assert_allclose(moving, whole, rtol=1e-6)
+  assert np.abs(whole).max() > 1e-3
 
 
 @pytest.mark.parametrize("transition", FLOW, ids=lambda t: type(t).__name__)

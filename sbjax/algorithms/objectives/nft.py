@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from sbjax.algorithms.objectives.base import require_positive
-from sbjax.separation.channels import CHANNELS, ChannelFn, NFTLoss
+from sbjax.separation.channels import CHANNELS, ChannelFn, NFTPart
 from sbjax.separation.objective import Batch
 
 AdvMode = Literal["all", "positive_only", "negative_only", "one_only", "binary"]
@@ -21,9 +21,11 @@ _MODES = ("all", "positive_only", "negative_only", "one_only", "binary")
 class DiffusionNFT:
   """loss = 1/Z Σ (a / beta) [r L+ + (1 - r) L-] + ref_kl_coef mean (v - v_ref)^2.
 
-  With r = clip(A, ±a) / (2a) + 1/2. It is linear in the channels, so the early weights are 1 and
-  the late ones r and 1 - r: exactly two buffers. The reference's term needs no third: r + (1 - r)
-  is 1, so both buffers carry it.
+  With r = clip(A, ±a) / (2a) + 1/2. The bracket is (L+ + L-) / 2 + (2r - 1) (L+ - L-) / 2, and
+  these two halves are the channels: L+ and L- themselves have opposite gradients at the old policy,
+  which float32 could not take apart again. It is linear in the channels, so the early weights are 1
+  and the late ones 1 and 2r - 1: exactly two buffers. The reference's term needs no third: its late
+  coefficient is the mean's, so that buffer carries it.
 
   Attributes:
     adv_clip: a, which also scales the loss.
@@ -56,8 +58,8 @@ class DiffusionNFT:
 
   @property
   def channels(self) -> tuple[str, ...]:
-    """L+ and L-, and the distance to the reference where it counts."""
-    return ("nft_positive", "nft_negative") + (("reference_mse",) if self.ref_kl_coef else ())
+    """Mean and contrast of L+ and L-, and the distance to the reference where it counts."""
+    return ("nft_mean", "nft_contrast") + (("reference_mse",) if self.ref_kl_coef else ())
 
   @property
   def statistics(self) -> tuple[str, ...]:
@@ -68,8 +70,8 @@ class DiffusionNFT:
   def functions(self) -> Mapping[str, ChannelFn]:
     """What computes the channels, with this objective's beta and divisor bound."""
     made: dict[str, ChannelFn] = {
-      "nft_positive": NFTLoss(1, self.mix_beta, self.adaptive_weight_min),
-      "nft_negative": NFTLoss(-1, self.mix_beta, self.adaptive_weight_min),
+      "nft_mean": NFTPart("mean", self.mix_beta, self.adaptive_weight_min),
+      "nft_contrast": NFTPart("contrast", self.mix_beta, self.adaptive_weight_min),
     }
     if self.ref_kl_coef:
       made["reference_mse"] = CHANNELS["reference_mse"]
@@ -86,7 +88,7 @@ class DiffusionNFT:
     return "forward"
 
   def buffers(self, units: int) -> int:
-    """Gives B: one for L+ and one for L-."""
+    """Gives B: one for the mean of L+ and L-, one for their contrast."""
     del units
     return 2
 
@@ -116,7 +118,7 @@ class DiffusionNFT:
     valid = jnp.asarray(batch.valid, bool)[:, None, None]
     channels = jnp.where(valid, jnp.asarray(batch.channels), 0.0)
     r = self.probability(batch, jnp)[:, None]
-    mixed = r * channels[..., 0] + (1.0 - r) * channels[..., 1]
+    mixed = channels[..., 0] + (2.0 * r - 1.0) * channels[..., 1]
     total = self.adv_clip / self.mix_beta * jnp.sum(mixed)
     if self.ref_kl_coef:
       total = total + self.ref_kl_coef * jnp.sum(channels[..., 2])
@@ -125,19 +127,19 @@ class DiffusionNFT:
   def early(
     self, channels: Any, old: Any, statistics: Any
   ) -> Float[np.ndarray, "buffers units channels"]:
-    """Gives 1 for L+ and L- in their own buffers, and the reference's share in both."""
+    """Gives 1 for mean and contrast in their own buffers; the first carries the reference."""
     del old, statistics
     early = np.zeros((2, *np.shape(channels)))
     early[0, :, 0] = early[1, :, 1] = 1.0
     if self.ref_kl_coef:
-      early[:, :, 2] = self.ref_kl_coef * self.mix_beta / self.adv_clip  # late brings a / beta
+      early[0, :, 2] = self.ref_kl_coef * self.mix_beta / self.adv_clip  # late brings a / beta
     return early
 
   def late(self, batch: Batch) -> Float[np.ndarray, "candidates buffers"]:
-    """Gives (a / beta) r and (a / beta) (1 - r), over Z."""
+    """Gives a / beta and (a / beta) (2r - 1), over Z; 0 for invalid candidates."""
     r, valid = self.probability(batch, np), np.asarray(batch.valid, bool)
     scale = self.adv_clip / self.mix_beta
-    columns = np.stack([scale * r, scale * (1.0 - r)], axis=1)
+    columns = np.stack([np.full_like(r, scale), scale * (2.0 * r - 1.0)], axis=1)
     return np.where(valid[:, None], columns, 0.0) / batch.normaliser
 
   def metrics(self, batch: Batch) -> dict[str, float]:
@@ -147,8 +149,8 @@ class DiffusionNFT:
       return {}
     channels = np.asarray(batch.channels, np.float64)[valid]
     metrics = {
-      "actor/positive_loss": float(channels[..., 0].mean()),
-      "actor/negative_loss": float(channels[..., 1].mean()),
+      "actor/positive_loss": float((channels[..., 0] + channels[..., 1]).mean()),
+      "actor/negative_loss": float((channels[..., 0] - channels[..., 1]).mean()),
       "actor/reward_prob_mean": float(self.probability(batch, np)[valid].mean()),
     }
     if self.ref_kl_coef:
