@@ -48,6 +48,8 @@ class Rows(NamedTuple):
     token: the last token, which the cache does not hold yet.
     length: tokens that the cache holds.
     position: of `token`.
+    jump: added to the positions of the tokens after it; not zero where a visual reaches further
+      than the text behind it.
     active: which rows decode.
     left: tokens that the row may still get.
     drawn: tokens that it got.
@@ -59,6 +61,7 @@ class Rows(NamedTuple):
   token: Int[Array, " rows"]
   length: Int[Array, " rows"]
   position: Int[Array, " rows"]
+  jump: Int[Array, " rows"]
   active: Bool[Array, " rows"]
   left: Int[Array, " rows"]
   drawn: Int[Array, " rows"]
@@ -176,7 +179,8 @@ def decode_burst(
       return attend(q, [past, Keys(new[0][layer], new[1][layer], staged)])
 
     x = embed_tokens(p, loop.token)[:, None]
-    at = jnp.broadcast_to((rows.position + j)[:, None, None], (count, 3, 1))
+    at = rows.position + j + jnp.where(j > 0, rows.jump, 0)
+    at = jnp.broadcast_to(at[:, None, None], (count, 3, 1))
     hidden = decode(p, config, x, at, mix)
     scores = logits(p, config, hidden[:, :, 0])
     token, log_prob = choose(scores, rows.sampling, rows.drawn + j, mode, vocab_limit)

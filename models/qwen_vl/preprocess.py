@@ -70,7 +70,7 @@ class Encoded:
   @functools.cached_property
   def digest(self) -> bytes:
     """Names what the tower sees: equal patches on equal grids have equal digests."""
-    found = hashlib.blake2b(np.ascontiguousarray(self.patches), digest_size=16)
+    found = hashlib.blake2b(np.ascontiguousarray(self.patches).data, digest_size=16)
     found.update(repr(self.visual).encode())
     return found.digest()
 
@@ -163,8 +163,9 @@ def encode_image(
     ValueError: an image of another layout, or more than 200 times as long as wide.
   """
   _check_layout(image[None], "image")
-  size = smart_size(*image.shape[:2], config.factor_px, limits or IMAGE_LIMITS[config.family])
-  patches, grid = to_patches(resize(image[None], *size), config)
+  height, width = image.shape[:2]
+  size = smart_size(height, width, config.factor_px, limits or IMAGE_LIMITS[config.family])
+  patches, grid = to_patches(resize(image[None], size[0], size[1]), config)
   return Encoded(patches, Visual(grid))
 
 
@@ -194,7 +195,7 @@ def encode_video(
     size = smart_video_size(count, height, width, config.factor_px, limits, config.temporal_patch)
   else:
     size = smart_size(height, width, config.factor_px, limits)
-  patches, grid = to_patches(resize(frames, *size), config)
+  patches, grid = to_patches(resize(frames, size[0], size[1]), config)
   step_s = float(times_s[-1] - times_s[0]) / (count - 1) if count > 1 else 0.5
   visual = Visual(grid, True, step_s * config.temporal_patch)
   return Encoded(patches, visual, slice_times(times_s, config.temporal_patch))
