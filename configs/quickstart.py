@@ -27,7 +27,9 @@ def get_config() -> config_dict.ConfigDict:
   c.seed = 0
   c.total_steps = 75
   c.resume = "never"  # never | auto: continue from the workdir's last checkpoint if there is one
-  c.scheme = "stagebreaker"  # colocated | stagebreaker
+  # colocated | colocated_single_replay | async_reward | async_train | merged_replay |
+  # stagebreaker | sbjax
+  c.scheme = "stagebreaker"
 
   c.model = config_dict.ConfigDict()
   c.model.name = "digits"  # an embedded world, or a preset with c.model.checkpoint
@@ -127,6 +129,10 @@ def get_config() -> config_dict.ConfigDict:
   c.runtime.task_timeout_s = 120.0  # per task, after warm-up
   c.runtime.startup_timeout_s = 600.0
   c.runtime.chunk_blocks = 2  # fixed folding blocks of a replay
+  c.runtime.plan = "search"  # search | fixed: by the two shares below
+  c.runtime.profile = ""  # file of sbjax.profile; empty: the run measures itself
+  c.runtime.fused = -1  # scheme sbjax: candidates that fuse; -1: the run's first plan decides
+  c.runtime.replan_drift = 0.0  # plan anew when a task's time drifts further; 0: never
   c.runtime.replays_on_reward = 0.25  # share of the replays that a fixed plan moves there
   c.runtime.decodes_on_reward = 1.0  # share of the decodes that a fixed plan moves there
 

@@ -196,7 +196,7 @@ class SettingsOptim:
 
 @dataclasses.dataclass(frozen=True)
 class SettingsRuntime:
-  """Processes, devices, deadlines and the fixed plan."""
+  """Processes, devices, deadlines and planning."""
 
   executor: Literal["ray", "inline"]
   actor_workers: Count
@@ -209,6 +209,10 @@ class SettingsRuntime:
   task_timeout_s: Seconds
   startup_timeout_s: Seconds
   chunk_blocks: Count
+  plan: Literal["search", "fixed"]
+  profile: str
+  fused: int
+  replan_drift: NotNegative
   replays_on_reward: Share
   decodes_on_reward: Share
 
@@ -247,7 +251,15 @@ class Settings:
   seed: Seed
   total_steps: Count
   resume: Literal["never", "auto"]
-  scheme: Literal["colocated", "stagebreaker"]
+  scheme: Literal[
+    "colocated",
+    "colocated_single_replay",
+    "async_reward",
+    "async_train",
+    "merged_replay",
+    "stagebreaker",
+    "sbjax",
+  ]
   model: SettingsModel
   lora: SettingsLoRA
   prompts: SettingsPrompts

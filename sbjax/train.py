@@ -16,6 +16,7 @@ from sbjax.dataflow.schemes import scheme as scheme_of
 from sbjax.report.console import Progress
 from sbjax.report.reporter import Reporter
 from sbjax.runtime.driver import Driver, make_executor
+from sbjax.runtime.planning import check_fused
 from sbjax.runtime.pool import RunFailed
 from sbjax.runtime.recipe import Recipe
 from sbjax.runtime.records import EvalResult
@@ -59,6 +60,7 @@ def train(settings: Settings, path: str) -> int:
     )
     restored = checkpoints.restore() if checkpoints.latest_step() is not None else None
     first = restored.step if restored else 0
+    check_fused(scheme_of(settings.scheme), recipe, restored.fused if restored else 0)
 
     if settings.runtime.executor == "inline":
       use_cache(cache_dir())

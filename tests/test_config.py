@@ -82,7 +82,7 @@ def test_an_integer_is_a_number_but_nothing_else_is_converted():
     ({"total_steps": 0}, "total_steps is 0; it must be at least 1"),
     ({"seed": -1}, "seed is -1; it must be at least 0"),
     ({"seed": 2**31}, "at most 2147483647"),
-    ({"scheme": "fast"}, "scheme is 'fast'; use one of 'colocated', 'stagebreaker'"),
+    ({"scheme": "fast"}, "scheme is 'fast'; use one of 'colocated', 'colocated_single_replay', "),
     ({"resume": "always"}, "use one of 'never', 'auto'"),
     ({"optim__learning_rate": 0.0}, "optim.learning_rate is 0.0; it must be above 0"),
     ({"optim__learning_rate": float("nan")}, "must be a finite number"),

@@ -54,7 +54,8 @@ class StepShape:
     updates: candidates of each update, in order: mini-batches, epoch after epoch.
     minibatches: how many updates an epoch has.
     block_chunks: chunks of each folding block of a trajectory.
-    jobs: the candidates whose videos each judge job needs.
+    jobs: the candidates whose videos each judge job needs; a negative number is a further video
+      that others are compared with and nobody trains on.
     advantage_scope: who must be judged before an advantage is known: group, minibatch or step.
     reference: whether a replay reads the initial adapter's predictions.
   """
@@ -77,6 +78,11 @@ class StepShape:
     """Folding blocks of a trajectory."""
     return len(self.block_chunks)
 
+  @property
+  def anchors(self) -> tuple[int, ...]:
+    """The further videos that jobs need."""
+    return tuple(sorted({c for job in self.jobs for c in job if c < 0}, reverse=True))
+
   def first_updates(self) -> dict[int, int]:
     """Candidate -> the first update that trains on it; past the last where none does."""
     first = {c: len(self.updates) for group in self.groups for c in group}
@@ -88,7 +94,7 @@ class StepShape:
   def job_updates(self) -> tuple[int, ...]:
     """The earliest update that waits for each judge job."""
     first = self.first_updates()
-    return tuple(min(first[c] for c in job) for job in self.jobs)
+    return tuple(min(first[c] for c in job if c in first) for job in self.jobs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,3 +219,21 @@ def fixed_plan(
           group = "actor" if place < stay else "reward"
           groups[replay_id(update, candidate, blocks)] = group
   return Plan(groups, scheme_batches(scheme, shape, slots))
+
+
+def fused_candidates(shape: StepShape, count: int) -> frozenset[int]:
+  """The candidates that fuse where `count` do: the last ones of the first mini-batch.
+
+  A run keeps the number for good, so the set follows from it alone; the last are generated last and
+  so hold up the fewest videos.
+
+  Raises:
+    ValueError: if the first mini-batch has fewer members.
+  """
+  members = shape.updates[0]
+  if not 0 <= count <= len(members):
+    raise ValueError(
+      f"runtime.fused is {count}; the first mini-batch has {len(members)} candidates, "
+      f"so use 0 to {len(members)}"
+    )
+  return frozenset(members[len(members) - count :])

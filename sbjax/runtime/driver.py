@@ -6,19 +6,21 @@ from typing import Any
 import numpy as np
 
 from sbjax.dataflow.build import build_step
+from sbjax.dataflow.costs import StepCosts
 from sbjax.dataflow.graph import StepGraph
-from sbjax.dataflow.plan import fixed_plan, worker_slots
+from sbjax.dataflow.plan import Plan, worker_slots
 from sbjax.dataflow.schemes import scheme as scheme_of
 from sbjax.rewards.protocol import Group, Reward
 from sbjax.runtime.dispatch import Dispatcher
 from sbjax.runtime.evaluation import evaluate
 from sbjax.runtime.executor import Call, Executor, Handle, Result, WorkerSpec
 from sbjax.runtime.metrics import step_metrics
+from sbjax.runtime.planning import Planner, can_fuse
 from sbjax.runtime.pool import Pool, RunFailed
 from sbjax.runtime.recipe import Recipe
 from sbjax.runtime.records import CandidateRecord, EvalResult, StepResult, TrainState
 from sbjax.runtime.scalars import weighted_reward
-from sbjax.runtime.step import Candidate, StepProgram, TrainHandles
+from sbjax.runtime.step import Candidate, StepProgram, TrainHandles, step_groups
 from sbjax.runtime.warmup import WarmUp, warm_up
 
 DEADLINE_FACTOR = 20.0
@@ -35,6 +37,7 @@ class Driver:
     log_dir: folder for worker logs.
     say: prints one line for the user.
     builder: `module:function` that gives a worker's models.
+    costs: what tasks take, from a profile; None: the run measures itself.
   """
 
   def __init__(
@@ -45,6 +48,7 @@ class Driver:
     log_dir: str,
     say: Callable[[str], None],
     builder: str = "sbjax.runtime.roles:build_roles",
+    costs: StepCosts | None = None,
   ):
     settings = recipe.settings
     self.recipe, self.executor, self._reward, self._say = recipe, executor, reward, say
@@ -57,6 +61,7 @@ class Driver:
       for index, slot in enumerate(self.slots)
     ]
     self.pool = Pool(executor, specs, startup_timeout_s=settings.runtime.startup_timeout_s, say=say)
+    self.planner = Planner(recipe, self.scheme, self.slots, costs)
     self.warm: WarmUp | None = None
     self._initial: Handle = None
     self._evaluated: dict[Any, Any] = {}
@@ -89,7 +94,12 @@ class Driver:
         restored.version,
         restored.skipped_in_row,
       )
-    merged = self.scheme.replay_mode == "merged"
+      self.planner.fused = restored.fused
+    kinds = ["judge"]
+    if self.scheme.replay_mode != "two_pass":
+      kinds.append("replay")
+    if "fused" in self.scheme.plan_space and self.planner.fused != 0 and can_fuse(self.recipe):
+      kinds.append("fused")
     self.warm = warm_up(
       self.pool,
       self.recipe,
@@ -97,11 +107,22 @@ class Driver:
       prompt,
       judge_jobs=self._reward.jobs(Group(0, prompt, (0,), (0,), anchor=1)),
       # A user's function may count or remember its calls; it sees real candidates only.
-      kinds=("judge", "replay") if merged else ("judge",),
+      kinds=kinds,
       timeout_s=self.recipe.settings.runtime.startup_timeout_s,
       say=self._say,
     )
+    self.planner.warmed(self.warm)
     return state
+
+  @property
+  def plan(self) -> Plan | None:
+    """The plan in force; None before the first step."""
+    return self.planner.plan
+
+  @property
+  def costs(self) -> StepCosts | None:
+    """What tasks take, as far as the run knows."""
+    return self.planner.costs
 
   def _ask(self, worker: str, call: Call, inputs: Sequence[Handle] = ()) -> Result:
     """One call, waited for."""
@@ -176,19 +197,11 @@ class Driver:
     groups = self.recipe.shape(step, ()).groups
     jobs = [
       job.candidates
-      for g, members in enumerate(groups)
-      for job in self._reward.jobs(
-        Group(g, prompts[g], members, tuple(candidates[c].seed for c in members))
-      )
+      for group in step_groups(groups, candidates, self._reward)
+      for job in self._reward.jobs(group)
     ]
     shape = self.recipe.shape(step, tuple(jobs))
-    plan = fixed_plan(
-      self.scheme,
-      shape,
-      self.slots,
-      decodes_on_reward=settings.runtime.decodes_on_reward,
-      replays_on_reward=settings.runtime.replays_on_reward,
-    )
+    plan = self.planner.plan_for(shape)
     program = StepProgram(
       recipe=self.recipe,
       scheme=self.scheme,
@@ -214,7 +227,13 @@ class Driver:
     if program.state.skipped_in_row >= settings.reward.max_skipped_in_row:
       raise RunFailed(self._why_skipped(program))
     records = self._records(program, keep_videos)
-    return program.state, StepResult(step, metrics, records, tuple(dispatcher.spans))
+    spans = tuple(dispatcher.spans)
+    if plan.simulated_s is not None and plan.bound_s is not None:
+      metrics["plan/simulated_s"], metrics["plan/bound_s"] = plan.simulated_s, plan.bound_s
+    again = self.planner.observe(spans)
+    if again:
+      self._say(again)
+    return program.state, StepResult(step, metrics, records, spans)
 
   def _settle(self, program: StepProgram, step: int) -> None:
     """Gives every worker the new adapter, and lets it forget the step's older ones."""
@@ -311,6 +330,7 @@ class Driver:
       optimizer=tuple(np.array(leaf) for leaf in fetch(state.optimizer)),
       prompt_cursor=prompt_cursor,
       skipped_in_row=state.skipped_in_row,
+      fused=self.planner.fused or 0,
     )
 
   def shutdown(self) -> None:

@@ -72,6 +72,7 @@ class TrainState:
     prompt_cursor: prompts consumed so far.
     skipped_in_row: updates skipped in a row because too many rewards failed or the gradient was
       not finite.
+    fused: candidates whose gradient is taken during rollout; a run keeps the number for good.
   """
 
   step: int
@@ -81,6 +82,7 @@ class TrainState:
   optimizer: tuple[np.ndarray, ...]
   prompt_cursor: int
   skipped_in_row: int
+  fused: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -81,6 +81,9 @@ def warm_up(
   trained = recipe.trained_steps(0, 0, 0)
   args = {"prompt": prompt, "seed": 1, "seed_initial": 1, "version": "warm"}
   everywhere("generate", lambda name: (Call("generate", args, 2), ()))
+  if "fused" in kinds:
+    fused = {**args, "fused": (_STEP, 0, 1), "trained": trained}
+    everywhere("fused", lambda name: (Call("generate", fused, 2), ()))
 
   def heavy(name: str, kind: str, index: int = 0) -> Handle:
     return results[name][kind].heavy[index]
@@ -101,6 +104,8 @@ def warm_up(
     extra = (heavy(name, "reference"),) if recipe.needs_reference else ()
     return (heavy(name, "generate"), *extra)
 
+  prefix = {"trained": trained, "version": "warm"}
+  everywhere("prefix", lambda name: (Call("prefix", prefix), (heavy(name, "generate"),)))
   common = {"trained": trained, "version": "warm"}
   every_block = tuple(range(len(recipe.blocks)))
   updates = range(min(2, recipe.updates))

@@ -58,7 +58,7 @@ class Worker:
     """
     start = time.perf_counter()
     scalars, heavy = getattr(self, f"op_{op}")(*inputs, **args)
-    return {**scalars, "seconds": time.perf_counter() - start}, *heavy
+    return {"seconds": time.perf_counter() - start, **scalars}, *heavy
 
   @property
   def roles(self) -> Roles:
@@ -191,6 +191,19 @@ class Worker:
           adapter, roles.frozen, cache, inputs.clean[chunk], inputs.conditioning, start
         )
     return {}, (np.stack([np.asarray(o) for o in out]),)
+
+  def op_prefix(self, trajectory: Trajectory, trained: tuple[int, ...], version: str) -> Output:
+    """Rebuilds the context of one chunk, as a split replay's later part does; for profiles."""
+    roles = self.roles
+    inputs = self._inputs(trajectory, trained, None)
+    start = jnp.asarray(0, jnp.int32)
+    cache = roles.replay.init_cache()
+    began = time.perf_counter()
+    after = roles.replay.write_cache(
+      self._adapter(version), roles.frozen, cache, inputs.clean[0], inputs.conditioning, start
+    )
+    jax.block_until_ready(after)
+    return {"seconds": time.perf_counter() - began}, ()
 
   def op_forward(
     self,

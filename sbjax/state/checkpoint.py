@@ -118,6 +118,7 @@ class Checkpointer:
       "version": state.version,
       "prompt_cursor": state.prompt_cursor,
       "skipped_in_row": state.skipped_in_row,
+      "fused": state.fused,
       "optimizer_leaves": len(state.optimizer),
       "arrays": {name: _describe(array) for name, array in arrays.items()},
       "fingerprint": self._fingerprint,
@@ -334,6 +335,7 @@ def _read(root: pathlib.Path, step: int, fingerprint: Mapping[str, Any] | None) 
     optimizer=tuple(arrays[f"optimizer_{i:04d}"] for i in range(meta["optimizer_leaves"])),
     prompt_cursor=meta["prompt_cursor"],
     skipped_in_row=meta["skipped_in_row"],
+    fused=meta.get("fused", 0),  # checkpoints from before there was fusing lack it
   )
 
 

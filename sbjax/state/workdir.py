@@ -28,6 +28,10 @@ FREE = (
   "runtime.reward_workers",
   "runtime.task_timeout_s",
   "runtime.startup_timeout_s",
+  "runtime.plan",
+  "runtime.profile",
+  "runtime.replan_drift",
+  "runtime.fused",  # a run keeps the number that its first plan chose
   "runtime.replays_on_reward",
   "runtime.decodes_on_reward",
   "reward.retries",

@@ -64,7 +64,7 @@ def split_everything(*args, **kwargs):
 
 @pytest.mark.parametrize("kills", [False, True])
 def test_split_replays_do_not_change_a_bit(merged, tmp_path, monkeypatch, kills):
-  monkeypatch.setattr("sbjax.runtime.driver.fixed_plan", split_everything)
+  monkeypatch.setattr("sbjax.runtime.planning.fixed_plan", split_everything)
   rng = np.random.default_rng(4)
   left = [3 if kills else 0]
 
@@ -95,6 +95,65 @@ def test_schemes_agree_on_the_gradient_and_differ_in_replays(merged, tmp_path):
   assert np.linalg.norm(one - two) <= 1e-5 * np.linalg.norm(one)
   assert merged[1][0].metrics["training/replays_per_candidate"] == 1.0
   assert results[0].metrics["training/replays_per_candidate"] == 2.0
+
+
+@pytest.mark.parametrize(
+  ("name", "replays", "bits"),
+  [
+    ("colocated_single_replay", 1.0, True),
+    ("merged_replay", 1.0, True),
+    ("async_reward", 2.0, False),
+    ("async_train", 2.0, False),
+    ("sbjax", 1.0, True),
+  ],
+)
+def test_every_scheme_gives_the_same_gradient(merged, tmp_path, name, replays, bits):
+  state, results, gradients, _ = drive(tmp_path, steps=1, scheme=name)
+  one, other = merged[2][0][0], gradients[0][0]
+  assert np.linalg.norm(one - other) <= 1e-5 * np.linalg.norm(one)
+  assert results[0].metrics["training/replays_per_candidate"] == replays
+  if bits:
+    np.testing.assert_array_equal(other, one)
+    np.testing.assert_array_equal(gradients[0][1], merged[2][0][1])
+  assert np.isfinite(state.adapter).all()
+
+
+def test_fused_candidates_replay_less_and_give_the_same_gradient(merged, tmp_path):
+  fused = {"scheme": "sbjax", "runtime__fused": 2}
+  state, results, gradients, _ = drive(tmp_path / "a", steps=2, **fused)
+  one, other = merged[2][0][0], gradients[0][0]
+  assert np.linalg.norm(one - other) <= 1e-5 * np.linalg.norm(one)
+  # Two of the six candidates' replays of the first mini-batch went into their rollout.
+  assert results[0].metrics["training/replays_per_candidate"] == pytest.approx(1 - 2 / 6)
+  assert state.fused == 2
+  left = [2]
+
+  def each(driver):
+    def on_progress(graph):
+      if left[0] and graph.is_done("generate/c2"):
+        left[0] -= 1
+        holder = "actor-0"
+        driver.executor.kill(holder)
+
+    return on_progress
+
+  again, *_ = drive(tmp_path / "b", steps=2, each=each, runtime__actor_workers=2, **fused)
+  np.testing.assert_array_equal(again.adapter, state.adapter)
+
+
+def test_what_cannot_fuse_is_refused():
+  from sbjax.dataflow.schemes import scheme
+  from sbjax.runtime.planning import check_fused
+
+  for overrides, kept, message in (
+    ({"scheme": "stagebreaker", "runtime__fused": 1}, 0, "use scheme='sbjax'"),
+    ({"scheme": "stagebreaker"}, 2, "cannot continue a run that fuses 2"),
+    ({"scheme": "sbjax", "runtime__fused": 9}, 0, "the first mini-batch has 3"),
+    ({"scheme": "sbjax", "runtime__fused": 1, "algorithm__name": "fpo"}, 0, "runtime.fused=0"),
+  ):
+    run = tiny.settings(**overrides)
+    with pytest.raises(ValueError, match=message):
+      check_fused(scheme(run.scheme), tiny.recipe_of(run), kept)
 
 
 def test_the_second_mini_batch_is_off_policy_and_the_first_is_not(merged):

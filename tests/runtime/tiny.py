@@ -35,6 +35,7 @@ def settings(**overrides):
   c.reward.components = COMPONENTS
   c.reward.weights = (1.0, 0.5)
   c.runtime.executor = "inline"
+  c.runtime.plan = "fixed"  # searched plans follow measured times; tests want one placement
   c.optim.learning_rate = 1e-2
   for name, value in overrides.items():
     node = c
