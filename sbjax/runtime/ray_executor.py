@@ -15,7 +15,12 @@ _LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED"
 os.environ.update(_LOOPBACK)
 
 import ray  # noqa: E402
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError  # noqa: E402
+from ray.exceptions import (  # noqa: E402
+  GetTimeoutError,
+  RayActorError,
+  RayError,
+  RayTaskError,
+)
 
 from sbjax.runtime.executor import (  # noqa: E402
   Call,
@@ -25,6 +30,24 @@ from sbjax.runtime.executor import (  # noqa: E402
   WorkerSpec,
   load_builder,
 )
+from sbjax.runtime.pool import RunFailed  # noqa: E402
+
+
+@contextlib.contextmanager
+def _one_sentence(what: str):
+  """Turns what Ray raises while something starts into `RunFailed` of one sentence.
+
+  Ray has no type of its own for it: a node that an overloaded machine does not bring up in time is
+  a plain `Exception`.
+  """
+  try:
+    yield
+  except Exception as error:
+    said = " ".join(str(error).split()).split(". ")[0].rstrip(".") or type(error).__name__
+    raise RunFailed(
+      f"{what}: {said}; try again when the machine is less busy, and see Ray's logs in "
+      "/tmp/ray/session_latest/logs if it stays so"
+    ) from error
 
 
 @contextlib.contextmanager
@@ -73,6 +96,9 @@ class RayExecutor:
     devices_per_worker: devices of a worker's mesh; without accelerators JAX makes as many of a CPU.
     address: a running cluster's address, or None to start Ray on this machine, on 127.0.0.1 only.
     cache_dir: compilation cache that all workers share.
+
+  Raises:
+    RunFailed: Ray does not start, or its cluster is not reached.
   """
 
   def __init__(
@@ -106,12 +132,18 @@ class RayExecutor:
       with _own_signal_handlers(), warnings.catch_warnings():
         # JAX warns of a fork after its threads have started; Ray's children exec at once.
         warnings.filterwarnings("ignore", message="os.fork", category=RuntimeWarning)
-        ray.init(
-          address=address,
-          include_dashboard=False,
-          log_to_driver=False,
-          configure_logging=False,
-        )
+        what = f"no cluster at runtime.ray_address={address!r}" if address else "Ray did not start"
+        try:
+          with _one_sentence(what):
+            ray.init(
+              address=address,
+              include_dashboard=False,
+              log_to_driver=False,
+              configure_logging=False,
+            )
+        except RunFailed:
+          ray.shutdown()  # what came up before the failure
+          raise
     self._origin = time.perf_counter()
     self._workdir = workdir
 
@@ -137,8 +169,10 @@ class RayExecutor:
 
     Raises:
       ValueError: if the cluster has fewer accelerators than the workers need.
+      RunFailed: if Ray does not answer.
     """
-    there = int(ray.cluster_resources().get("GPU", 0))
+    with _one_sentence("Ray does not answer"):
+      there = int(ray.cluster_resources().get("GPU", 0))
     if self._gpus_per_worker * len(specs) > there:
       # Ray itself would wait for them without a word.
       raise ValueError(
@@ -146,7 +180,8 @@ class RayExecutor:
         f"{self._gpus_per_worker * len(specs)} accelerators, but Ray has {there}; ask for fewer"
       )
     self._specs = {spec.name: spec for spec in specs}
-    self._actors = {spec.name: self._create(spec) for spec in specs}
+    with _one_sentence("Ray does not create the workers"):
+      self._actors = {spec.name: self._create(spec) for spec in specs}
 
   def submit(self, worker: str, call: Call, inputs: Sequence[Any] = ()) -> Any:
     """Submits a call; references among the inputs are resolved on the worker's node."""
@@ -181,6 +216,9 @@ class RayExecutor:
     except RayTaskError as error:
       cause = error.cause if isinstance(error.cause, Exception) else error
       raise TaskRaised(f"{call.op} on {self.describe(worker)}: {cause}") from cause
+    except RayError as error:  # an actor that could not be created, an object that is gone
+      said = " ".join(str(error).split())
+      raise WorkerLost(f"{self.describe(worker)} is lost during {call.op!r}: {said}") from error
     return Result(scalars, heavy, scalars["seconds"])
 
   def discard(self, ticket: Any) -> None:
