@@ -38,7 +38,7 @@ class Reporter:
     )
     self._writer.write_hparams(writers.flatten(self._config))
     self._progress = console.StepProgress(self._settings.total_steps)
-    self._counts: dict[str, int] = {}
+    self._counts: dict[str, float] = {}
 
   def say(self, text: str) -> None:
     """Prints one line."""
@@ -102,19 +102,28 @@ class Reporter:
     candidates = self._settings.candidates
     trained = candidates * self._settings.algorithm.epochs
     totals = {"generate": candidates, "decode": candidates, "judge": candidates}
-    if self._driver.scheme.replay_mode == "merged":
+    if not self._driver.scheme.forward_first:
       totals["replay"] = trained
     else:
       totals |= {"forward": trained, "backward": trained}
-    self._counts = dict.fromkeys(totals, 0)
+    self._counts = dict.fromkeys(totals, 0.0)
     self._progress.begin(step, totals)
 
   def on_progress(self, graph: StepGraph) -> None:
     """Moves the line of the step."""
-    done = dict.fromkeys(self._counts, 0)
+    done = dict.fromkeys(self._counts, 0.0)
+    jobs = sum(len(task.jobs) for task in graph.tasks.values())
+    blocks = max((len(task.blocks) for task in graph.tasks.values()), default=0)
     for task in graph.tasks.values():
       if task.kind in done and graph.is_done(task.id):
-        done[task.kind] += len(task.candidates)
+        if task.fused:
+          done["replay"] += 1.0
+        if task.kind == "judge":  # pairs are many more than candidates
+          done["judge"] += len(task.jobs) / jobs * self._settings.candidates
+        elif task.kind == "replay":  # a part of a split one counts as a part
+          done["replay"] += len(task.blocks) / blocks
+        else:
+          done[task.kind] += sum(c >= 0 for c in task.candidates)
     for kind, count in done.items():
       if count > self._counts[kind]:
         self._progress.advance(kind, count - self._counts[kind])

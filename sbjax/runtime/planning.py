@@ -128,12 +128,7 @@ def check_fused(scheme: Scheme, recipe: Recipe, kept: int = 0) -> None:
       f"scheme={scheme.name!r} cannot continue a run that fuses {kept} candidates a step; "
       "use scheme='sbjax'"
     )
-  if asked > 0 and not able:
-    raise ValueError(
-      f"runtime.fused is {asked}, but scheme={scheme.name!r} never fuses; use scheme='sbjax' or "
-      "runtime.fused=-1"
-    )
-  if (asked > 0 or kept) and not can_fuse(recipe):
+  if ((asked > 0 and able) or kept) and not can_fuse(recipe):
     raise ValueError(
       f"runtime.fused is {asked or kept}, but algorithm.name="
       f"{recipe.settings.algorithm.name!r} cannot take its first gradient during rollout (it needs "

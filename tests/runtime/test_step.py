@@ -146,7 +146,6 @@ def test_what_cannot_fuse_is_refused():
   from sbjax.runtime.planning import check_fused
 
   for overrides, kept, message in (
-    ({"scheme": "stagebreaker", "runtime__fused": 1}, 0, "use scheme='sbjax'"),
     ({"scheme": "stagebreaker"}, 2, "cannot continue a run that fuses 2"),
     ({"scheme": "sbjax", "runtime__fused": 9}, 0, "the first mini-batch has 3"),
     ({"scheme": "sbjax", "runtime__fused": 1, "algorithm__name": "fpo"}, 0, "runtime.fused=0"),
