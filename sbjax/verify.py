@@ -2,10 +2,12 @@
 
     python -m sbjax.verify PATH...
 
-A path is a recorded rollout of a causal Wan transformer (`.npz`), a file of transition cases or of
-groups of pairwise replies (`.json`), or a folder that is searched for all of them. For each
+A path is a recorded rollout of a causal Wan transformer, forward pass of a judge or pre-processing
+(`.npz`), a file of transition cases or of groups of pairwise replies (`.json`), or a folder that is
+searched for all of them. A judge's weights and settings stand beside its recording. For each
 quantity the largest difference is printed beside its tolerance: 2e-4 (rollouts) or 1e-5
-(transitions), times the largest reference value where that exceeds one; 0 (pairwise replies).
+(transitions), times the largest reference value where that exceeds one; 1e-4 (judges and
+pre-processing), 1e-3 (a judge's logits); 0 (pairwise replies, positions, sizes).
 
 Exit status: 0 all within tolerance; 1 something beyond it; 2 a file, case or key that is not known,
 named in one sentence.
@@ -14,7 +16,7 @@ named in one sentence.
 import argparse
 import pathlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from sbjax.verification.result import Check
 
@@ -66,29 +68,39 @@ def _files(paths: Sequence[pathlib.Path]) -> Iterator[pathlib.Path]:
 
 
 def _known(path: pathlib.Path) -> bool:
-  # JAX takes a second to import; a wrong path should be told at once.
-  from sbjax.verification.cases import is_case_file
-  from sbjax.verification.recording import is_recording
-  from sbjax.verification.winrate import is_winrate_file
-
-  if path.suffix == ".npz":
-    return is_recording(path)
-  return is_winrate_file(path) or is_case_file(path)
+  return any(is_one(path) for is_one, _ in _layouts(path.suffix))
 
 
 def _replay(path: pathlib.Path) -> list[Check]:
-  from sbjax.verification.cases import read_cases, replay_cases
-  from sbjax.verification.causal import replay_rollout
-  from sbjax.verification.recording import read_recording
-  from sbjax.verification.winrate import is_winrate_file, replay_winrates
+  if path.suffix not in (".npz", ".json"):
+    raise ValueError(f"{path} is neither .npz nor .json; those are the layouts that are known.")
+  layouts = _layouts(path.suffix)
+  for is_one, replay in layouts:
+    if is_one(path):
+      return replay(path)
+  return layouts[-1][1](path)  # which says what it misses
 
-  if path.suffix == ".npz":
-    return replay_rollout(read_recording(path))
-  if path.suffix == ".json" and is_winrate_file(path):
-    return replay_winrates(path)
-  if path.suffix == ".json":
-    return replay_cases(read_cases(path))
-  raise ValueError(f"{path} is neither .npz nor .json; those are the layouts that are known.")
+
+Layout = tuple[Callable[[pathlib.Path], bool], Callable[[pathlib.Path], list[Check]]]
+
+
+def _layouts(suffix: str) -> list[Layout]:
+  """Who recognises a file, and who replays it."""
+  # JAX takes a second to import; a wrong path should be told at once.
+  from sbjax.verification import cases, causal, clip, qwen_vl, recording, winrate
+
+  if suffix == ".npz":
+    return [
+      (qwen_vl.is_qwen_recording, qwen_vl.replay_qwen),
+      (qwen_vl.is_qwen_preprocessing, qwen_vl.replay_qwen_preprocessing),
+      (clip.is_clip_recording, clip.replay_clip),
+      (clip.is_hps_preprocessing, clip.replay_hps_preprocessing),
+      (recording.is_recording, lambda p: causal.replay_rollout(recording.read_recording(p))),
+    ]
+  return [
+    (winrate.is_winrate_file, winrate.replay_winrates),
+    (cases.is_case_file, lambda p: cases.replay_cases(cases.read_cases(p))),
+  ]
 
 
 if __name__ == "__main__":
