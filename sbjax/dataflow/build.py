@@ -35,6 +35,11 @@ def build_step(shape: StepShape, scheme: Scheme, plan: Plan) -> StepGraph:
     tasks.append(Task(f"decode/c{c}", "decode", (made,), (c,), update))
     if shape.reference:
       tasks.append(Task(f"reference/c{c}", "reference", (made,), (c,), update))
+  updates = shape.job_updates()
+  for c in shape.anchors:
+    update = min(u for u, job in zip(updates, shape.jobs, strict=True) if c in job)
+    tasks.append(Task(f"generate/c{c}", "generate", (), (c,), update))
+    tasks.append(Task(f"decode/c{c}", "decode", (f"generate/c{c}",), (c,), update))
   tasks += _judging(shape, plan)
   judged = tuple(task.id for task in tasks if task.kind == "judge")
   for update in range(len(shape.updates)):
@@ -47,8 +52,9 @@ def _judging(shape: StepShape, plan: Plan) -> list[Task]:
   first = shape.first_updates()
   judged_by: dict[int, set[str]] = {c: set() for c in first}
   for index, jobs in enumerate(plan.judge_batches):
-    candidates = tuple(sorted({c for job in jobs for c in shape.jobs[job]}))
-    needs = tuple(f"decode/c{c}" for c in candidates)
+    needed = sorted({c for job in jobs for c in shape.jobs[job]})
+    candidates = tuple(c for c in needed if c >= 0)
+    needs = tuple(f"decode/c{c}" for c in needed)
     update = min(first[c] for c in candidates)
     tasks.append(Task(f"judge/b{index}", "judge", needs, candidates, update, jobs=jobs))
     for c in candidates:

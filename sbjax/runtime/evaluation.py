@@ -11,7 +11,7 @@ from sbjax.dataflow.queue import Order
 from sbjax.randomness import stream_seed
 from sbjax.rewards.protocol import CandidateReward, Group, Reward
 from sbjax.runtime.dispatch import Dispatcher
-from sbjax.runtime.executor import Call, Handle, Result
+from sbjax.runtime.executor import Call, Deadline, Handle, Result
 from sbjax.runtime.judging import Judging
 from sbjax.runtime.pool import Pool
 from sbjax.runtime.recipe import Recipe
@@ -25,18 +25,33 @@ def evaluation_seed(seed: int, prompt: str) -> int:
 
 
 class _EvalProgram:
-  """Implements `dispatch.Program` for videos that are generated, decoded, judged and measured."""
+  """Implements `dispatch.Program` for videos that are generated, decoded, judged and measured.
 
-  def __init__(self, pool, recipe, reward, handle, version, items, timeouts_s):
+  With a reward that compares videos each meets `opponents[i]`, or itself where there are none.
+  """
+
+  def __init__(self, pool, recipe, reward, handle, version, items, timeouts_s, opponents):
     self._pool, self._recipe, self._timeouts_s = pool, recipe, timeouts_s
     self._handle, self._version, self._items = handle, version, items
     self._reward = reward
-    self._groups = [Group(i, prompt, (i,), (seed,)) for i, (prompt, seed) in enumerate(items)]
+    self._opponents = opponents
+    self._groups = [
+      Group(i, prompt, (i,), (seed,), anchor=self._anchor(i))
+      for i, (prompt, seed) in enumerate(items)
+    ]
     self._jobs = [job for group in self._groups for job in reward.jobs(group)]
     self._judging = Judging(self._jobs, recipe.settings.reward.retries)
     self._latents: dict[int, Handle] = {}
     self.videos: dict[int, Handle] = {}
     self.heldout: dict[int, Mapping[str, float]] = {}
+
+  def _anchor(self, item: int) -> int | None:
+    if not self._reward.compares:
+      return None
+    return item if self._opponents is None else -1 - item
+
+  def _video(self, index: int) -> Handle:
+    return self.videos[index] if index >= 0 else self._opponents[-1 - index]
 
   def graph(self) -> StepGraph:
     tasks = []
@@ -45,8 +60,9 @@ class _EvalProgram:
       tasks.append(Task(f"decode/c{i}", "decode", (f"generate/c{i}",), (i,)))
       tasks.append(Task(f"heldout/c{i}", "heldout", (f"decode/c{i}",), (i,)))
     for j, job in enumerate(self._jobs):
-      needs = tuple(f"decode/c{c}" for c in job.candidates)
-      tasks.append(Task(f"judge/j{j}", "judge", needs, job.candidates, jobs=(j,)))
+      mine = tuple(c for c in job.candidates if c >= 0)
+      needs = tuple(f"decode/c{c}" for c in mine)
+      tasks.append(Task(f"judge/j{j}", "judge", needs, mine, jobs=(j,)))
     return StepGraph(tasks)
 
   def on_driver(self, task: Task) -> None:
@@ -78,12 +94,13 @@ class _EvalProgram:
     if task.kind == "heldout":
       return Call("heldout", {"prompt": prompt}), (self.videos[i],), ()
     jobs = tuple(self._jobs[j] for j in self._judging.next_jobs(task))
+    needed = tuple(sorted({c for job in jobs for c in job.candidates}))
     args = {
       "jobs": jobs,
-      "candidates": task.candidates,
+      "candidates": needed,
       "retries": self._recipe.settings.reward.retries,
     }
-    return Call("judge", args), tuple(self.videos[c] for c in task.candidates), ()
+    return Call("judge", args), tuple(self._video(c) for c in needed), ()
 
   def finish(self, task: Task, worker: str, result: Result) -> bool:
     del worker
@@ -99,7 +116,8 @@ class _EvalProgram:
     return True
 
   def lost(self, task: Task, error: Exception) -> bool:
-    return task.kind == "judge" and self._judging.interrupted(task, "died", str(error))
+    cause = "timeout" if isinstance(error, Deadline) else "died"
+    return task.kind == "judge" and self._judging.interrupted(task, cause, str(error))
 
   def forget(self, worker: str) -> Sequence[str]:
     del worker
@@ -130,11 +148,13 @@ def evaluate(
 ) -> EvalResult:
   """Evaluates adapters side by side.
 
+  A reward that compares videos compares each with the base adapter's of the same prompt and seed.
+
   Args:
     pool: the workers.
     recipe: the run's recipe.
     reward: the driver's part of the reward.
-    adapters: name -> flat adapter.
+    adapters: name -> flat adapter; the base adapter is named `base` and comes first.
     prompts: fixed prompts.
     seeds: fixed seeds; every prompt gets one video per seed.
     step: RL steps completed.
@@ -146,26 +166,39 @@ def evaluate(
   items = [(p, evaluation_seed(s, p)) for p in prompts for s in seeds]
   scores: dict[str, dict[str, np.ndarray]] = {}
   records: dict[str, tuple[CandidateRecord, ...]] = {}
+  opponents = None
   for name, handle in adapters.items():
     # The base adapter alone is asked for again and again; it is known by its name.
     key = (name, tuple(items), keep_videos) if name == "base" else None
     if key is None or key not in cached:
       found = _evaluate_one(
-        pool, recipe, reward, handle, name, step, items, timeouts_s, keep_videos, on_progress
+        pool,
+        recipe,
+        reward,
+        handle,
+        name,
+        step,
+        items,
+        timeouts_s,
+        keep_videos,
+        on_progress,
+        opponents,
       )
       if key is not None:
         cached[key] = found
     else:
       found = cached[key]
-    scores[name], records[name] = found
+    scores[name], records[name], videos = found
+    if name == "base":
+      opponents = videos
   return EvalResult(step, scores, records)
 
 
 def _evaluate_one(
-  pool, recipe, reward, handle, name, step, items, timeouts_s, keep_videos, on_progress
+  pool, recipe, reward, handle, name, step, items, timeouts_s, keep_videos, on_progress, opponents
 ):
   version = f"eval-{name}-{step}"
-  program = _EvalProgram(pool, recipe, reward, handle, version, items, timeouts_s)
+  program = _EvalProgram(pool, recipe, reward, handle, version, items, timeouts_s, opponents)
   Dispatcher(pool, step, on_progress).run(program.graph(), program)
   rewards = program.rewards()
   totals = [weighted_reward(recipe, r) for r in rewards]
@@ -173,7 +206,7 @@ def _evaluate_one(
   values = {"reward": np.array([nan if t is None else t for t in totals])}
   for component in recipe.settings.reward.components:
     values[component] = np.array(
-      [nan if r.components is None else r.components[component] for r in rewards]
+      [nan if r.components is None else r.components.get(component, nan) for r in rewards]
     )
   for measure in sorted(program.heldout[0]) if program.heldout else ():
     # `heldout` is the continuous measure; others keep their own name behind it.
@@ -191,4 +224,5 @@ def _evaluate_one(
     )
     for i, (prompt, seed) in enumerate(items)
   )
-  return values, records
+  videos = [program.videos[i] for i in range(len(items))] if reward.compares else None
+  return values, records, videos

@@ -4,6 +4,7 @@ Driver and workers build the same recipe from the same settings; nothing here ho
 """
 
 import dataclasses
+import zlib
 from typing import Any
 
 import numpy as np
@@ -133,6 +134,10 @@ class Recipe:
     if shared == "step":
       return own, stream_seed(self.settings.seed, step, 0, 2)
     return own, own
+
+  def anchor_seed(self, prompt: str) -> int:
+    """The stream of the video that a prompt's candidates meet, the same in every step."""
+    return stream_seed(self.settings.seed, zlib.crc32(prompt.encode()), 3)
 
   def shape(self, step: int, jobs: tuple[tuple[int, ...], ...]) -> StepShape:
     """The step graph's indices."""

@@ -57,6 +57,28 @@ class Candidate:
   trained: tuple[int, ...]
 
 
+def step_groups(
+  groups: Sequence[Sequence[int]], candidates: Sequence[Candidate], reward: Reward
+) -> list[Group]:
+  """A step's groups, each with an anchor where the reward needs one: group g has -1 - g.
+
+  Args:
+    groups: the candidates of each.
+    candidates: all of the step's.
+    reward: says whether there are anchors.
+  """
+  return [
+    Group(
+      g,
+      candidates[members[0]].prompt,
+      tuple(members),
+      tuple(candidates[c].seed for c in members),
+      anchor=-1 - g if reward.needs_anchor else None,
+    )
+    for g, members in enumerate(groups)
+  ]
+
+
 class StepProgram:
   """Implements `dispatch.Program` for one RL step.
 
@@ -101,15 +123,7 @@ class StepProgram:
     self.videos: dict[int, Handle] = {}
     self._references: dict[int, Handle] = {}
     self.old_scores: dict[int, np.ndarray] = {}
-    self._groups = [
-      Group(
-        g,
-        self.candidates[members[0]].prompt,
-        members,
-        tuple(self.candidates[c].seed for c in members),
-      )
-      for g, members in enumerate(shape.groups)
-    ]
+    self._groups = step_groups(shape.groups, self.candidates, reward)
     self._jobs = [job for group in self._groups for job in reward.jobs(group)]
     self.judging = Judging(self._jobs, recipe.settings.reward.retries)
     self.rewards: dict[int, CandidateReward] = {}
@@ -180,6 +194,11 @@ class StepProgram:
     return getattr(self, f"_call_{task.kind}")(task, candidate)
 
   def _call_generate(self, task: Task, c: int):
+    if c < 0:
+      prompt = self._groups[-1 - c].prompt
+      seed = self._recipe.anchor_seed(prompt)
+      args = {"prompt": prompt, "seed": seed, "seed_initial": seed, "version": "initial"}
+      return Call("generate", args, 2), (), ("initial",)
     who, version = self.candidates[c], self._version(0)
     args = {
       "prompt": who.prompt,
