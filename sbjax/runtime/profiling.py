@@ -1,0 +1,118 @@
+"""Profiles of a run: which settings they belong to, from a warm-up, from steps."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sbjax.dataflow.plan import Plan, WorkerSlot
+from sbjax.dataflow.profile import Profile, profile_of_costs
+from sbjax.runtime.planning import costs_of_warmup, refined
+from sbjax.runtime.recipe import Recipe
+from sbjax.runtime.records import Span
+from sbjax.runtime.warmup import WarmUp
+from sbjax.settings import Settings
+
+
+def fingerprint(settings: Settings) -> str:
+  """Names the settings that a task's time depends on; the video's length is in the rows instead.
+
+  How many candidates, workers and mini-batches there are, rates, weights and folders change no
+  task, so one profile serves every scheme and batch.
+  """
+  runtime, reward = settings.runtime, settings.reward
+  parts = {
+    "model": settings.model.name,
+    "lora": dataclasses.asdict(settings.lora),
+    "transition": settings.rollout.transition,
+    "algorithm": [
+      settings.algorithm.name,
+      settings.algorithm.train_steps,
+      settings.algorithm.kl_coef > 0,
+      settings.advantage.combine == "separate_loss",
+    ],
+    "reward": [reward.judges, reward.function, reward.components, dataclasses.asdict(reward.judge)],
+    "runtime": [
+      runtime.devices_per_worker,
+      runtime.mesh,
+      runtime.gpus_per_worker,
+      runtime.cores_per_worker,
+      runtime.chunk_blocks,
+    ],
+  }
+  text = json.dumps(parts, sort_keys=True)
+  return f"{settings.model.name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+
+def devices_of(
+  facts: Mapping[str, Mapping[str, Any]], slots: Sequence[WorkerSlot]
+) -> dict[str, str]:
+  """Kind of worker -> what it runs on, from what the workers say of themselves.
+
+  Args:
+    facts: worker -> its facts, as `load` gives them.
+    slots: the workers.
+  """
+  out = {}
+  for slot in slots:
+    if slot.name in facts:
+      known = facts[slot.name]
+      out.setdefault(slot.kind, f"{known['devices']} x {known['platform']} {known['device']}")
+  return out
+
+
+def video_size(recipe: Recipe, pixel_stride: int) -> tuple[int, int, int]:
+  """(frames, height, width) of a run's videos in pixels."""
+  geometry = recipe.geometry
+  frames = recipe.settings.model.frames
+  return frames, geometry.height * pixel_stride, geometry.width * pixel_stride
+
+
+def profile_of_warmup(
+  warm: WarmUp,
+  recipe: Recipe,
+  slots: Sequence[WorkerSlot],
+  facts: Mapping[str, Mapping[str, Any]],
+) -> Profile:
+  """A run's first profile: one warm task of each kind on each kind of worker.
+
+  Args:
+    warm: what the warm-up found.
+    recipe: the run's recipe.
+    slots: the workers.
+    facts: worker -> its facts, as `load` gives them.
+  """
+  size = video_size(recipe, facts[slots[0].name]["pixel_stride"])
+  return profile_of_costs(
+    costs_of_warmup(warm, slots),
+    *size,
+    config=fingerprint(recipe.settings),
+    devices=devices_of(facts, slots),
+  )
+
+
+def refined_profile(
+  profile: Profile,
+  spans: Sequence[Span],
+  plan: Plan,
+  slots: Sequence[WorkerSlot],
+  size: tuple[int, int, int],
+) -> Profile:
+  """A profile with the times that a step's own tasks took in place of older ones.
+
+  Args:
+    profile: the profile so far.
+    spans: a step's tasks.
+    plan: the plan they ran under.
+    slots: the workers.
+    size: (frames, height, width) of the step's videos in pixels.
+  """
+  newer = profile_of_costs(
+    refined(profile.costs(*size), spans, plan, slots),
+    *size,
+    config=profile.config,
+    devices=profile.devices,
+  )
+  measured = {slot.kind for slot in slots} | {"driver"}
+  return profile.with_rows(row for row in newer.rows if row.worker in measured)
