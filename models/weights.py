@@ -176,7 +176,7 @@ def load_safetensors(path: str | os.PathLike, model: Model, table: Sequence[Tens
   return model
 
 
-def fill(model: nnx.Module, arrays: Mapping[str, np.ndarray]) -> None:
+def fill(model: nnx.Module, arrays: Mapping[str, Any]) -> None:
   """Assigns arrays to the parameters of those paths."""
   variables = _variables(model)
   for name, array in arrays.items():

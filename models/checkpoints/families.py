@@ -37,7 +37,7 @@ class Layout:
   aliases: Mapping[str, str]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Family:
   """A kind of model.
 
@@ -89,3 +89,30 @@ def _build_vae(config: Config, rngs: nnx.Rngs, param_dtype: Any) -> nnx.Module:
 
 def _build_umt5(config: Config, rngs: nnx.Rngs, param_dtype: Any) -> nnx.Module:
   return umt5.UMT5Encoder(config, rngs=rngs, param_dtype=param_dtype)
+
+
+DIT = Family(
+  "Wan transformer",
+  (
+    Layout("official", lambda config: DIT_KEYS, {}),
+    Layout("diffusers", lambda config: DIT_DIFFUSERS_KEYS, {}),
+  ),
+  {name: dit for name, (dit, _) in PRESETS.items()},
+  _build_dit,
+)
+VAE = Family(
+  "Wan VAE",
+  (Layout("official", vae_keys, {}), Layout("diffusers", vae_diffusers_keys, {})),
+  vae.PRESETS,
+  _build_vae,
+)
+UMT5 = Family(
+  "UMT5 encoder",
+  (
+    Layout("official", lambda config: UMT5_KEYS, {}),
+    Layout("huggingface", lambda config: UMT5_HF_KEYS, UMT5_HF_ALIASES),
+  ),
+  umt5.PRESETS,
+  _build_umt5,
+)
+FAMILIES = (DIT, VAE, UMT5)

@@ -100,9 +100,7 @@ def ranges(names: Sequence[str]) -> list[str]:
     match = re.fullmatch(r"(.*?\.)(\d+)(\..*)", name)
     before, number, after = match.groups() if match else (name, "-1", "")
     groups.setdefault((before, after), []).append(int(number))
-  return [
-    f"{before}{_numbers(numbers)}{after}" for (before, after), numbers in groups.items()
-  ]
+  return [f"{before}{_numbers(numbers)}{after}" for (before, after), numbers in groups.items()]
 
 
 def _numbers(numbers: list[int]) -> str:

@@ -113,7 +113,8 @@ def _placed(
   view = slot.key.transform.to_ours(tensor.view())
   read: dict[tuple, np.ndarray] = {}  # devices that hold the same share one copy
 
-  def share(index: tuple[slice, ...]) -> np.ndarray:
+  def share(index: tuple[slice, ...] | None) -> np.ndarray:
+    index = index or ()  # scalars have none
     key = tuple(s.indices(n) for s, n in zip(index, view.shape, strict=True))
     if key not in read:
       read[key] = _converted(view[index], np.dtype(dtype))
@@ -130,7 +131,7 @@ def _converted(view: np.ndarray, dtype: np.dtype) -> np.ndarray:
   start = -raw.ctypes.data % _ALIGNMENT_BYTES
   result = raw[start : start + view.size * dtype.itemsize].view(dtype).reshape(view.shape)
   with np.errstate(over="ignore"):  # an overflow becomes infinite, and is told by name
-    np.copyto(result, view, casting="same_kind")
+    np.copyto(result, view, casting="unsafe")
   return result
 
 
