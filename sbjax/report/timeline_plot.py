@@ -1,7 +1,7 @@
 """The step timeline as a picture: a row a worker, in the manner of StageBreaker's figure 16."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -25,7 +25,9 @@ _COLOURS = {
 }
 _OTHERS = ("#b07d5b", "#d68ab0", "#8c8c8c", "#b5bd4c")
 _HATCHES = ("", "////", "xxxx", "....")
-_IDLE = "#f0f0f0"
+IDLE = "#f0f0f0"
+BAR = 0.78
+"""Height of a worker's bar, its row being 1."""
 _ROW_IN = 0.46
 _WIDTH_IN = 12.0
 
@@ -65,12 +67,12 @@ def write_timeline(
   axes = figure.add_axes((0.095, 0.52 / height_in, 0.845, _ROW_IN * len(rows) / height_in))
   origin_s = min(s.start_s for s in spans)
   length_s = step_s or max(s.end_s for s in spans) - origin_s
-  colours = _palette(spans)
+  colours = palette(spans)
   for row, (group, worker) in enumerate(rows):
     mine = [s for s in spans if (s.group, s.worker) == (group, worker)]
-    axes.barh(row, length_s, height=0.78, color=_IDLE, zorder=0)
+    axes.barh(row, length_s, height=BAR, color=IDLE, zorder=0)
     for span in mine:
-      _draw(axes, span, row, origin_s, length_s, colours)
+      draw_span(axes, span, row, origin_s, length_s, colours)
     busy = timeline.utilisation(mine, length_s)[group]
     axes.text(
       1.008, row, f"{busy:.0%}", transform=axes.get_yaxis_transform(), va="center", fontsize=8
@@ -80,7 +82,7 @@ def write_timeline(
   figure.text(0.095, 1 - 0.3 / height_in, title, fontsize=11, fontweight="bold", va="center")
   figure.text(0.948, 1 - 0.82 / height_in, "busy", fontsize=8, va="center", color="#555555")
   figure.legend(
-    handles=_legend(spans, colours),
+    handles=legend(spans, colours),
     loc="center left",
     bbox_to_anchor=(0.085, 1 - 0.66 / height_in),
     ncols=12,
@@ -91,32 +93,53 @@ def write_timeline(
     columnspacing=1.2,
   )
   if emulated:
-    axes.text(
-      0.5,
-      0.5,
-      "emulated",
-      transform=axes.transAxes,
-      fontsize=min(44, 16 * len(rows)),
-      color="#000000",
-      alpha=0.16,
-      ha="center",
-      va="center",
-      rotation=8,
-      zorder=5,
-      fontweight="bold",
-    )
+    watermark(axes, min(44, 16 * len(rows)))
   with files.atomic_output(path) as temporary:
     figure.savefig(temporary)
 
 
-def _draw(
+def watermark(axes: Axes, size: float, text: str = "emulated") -> None:
+  """Says over a picture that no model was computed for it.
+
+  Args:
+    axes: where.
+    size: of the letters, in points.
+    text: the word.
+  """
+  axes.text(
+    0.5,
+    0.5,
+    text,
+    transform=axes.transAxes,
+    fontsize=size,
+    color="#000000",
+    alpha=0.16,
+    ha="center",
+    va="center",
+    rotation=8,
+    zorder=5,
+    fontweight="bold",
+  )
+
+
+def draw_span(
   axes: Axes,
   span: Span,
   row: int,
   origin_s: float,
   length_s: float,
-  colours: dict[str, str],
+  colours: Mapping[str, str],
 ) -> None:
+  """Draws one task into a row.
+
+  Args:
+    axes: x in seconds since `origin_s`, y in rows.
+    span: the task.
+    row: the worker's row.
+    origin_s: the step's start.
+    length_s: what the axes show, in seconds; a bar too narrow for its candidate's number has none.
+    colours: what `palette` gives.
+  """
   start_s, duration_s = span.start_s - origin_s, span.end_s - span.start_s
   hatch = _HATCHES[(span.minibatch or 0) % len(_HATCHES)]
   # Hatches take the edge's colour: a first bar carries them, a second one the frame.
@@ -124,7 +147,7 @@ def _draw(
     row,
     duration_s,
     left=start_s,
-    height=0.78,
+    height=BAR,
     color=colours[span.kind],
     edgecolor="#ffffff66",
     hatch=hatch,
@@ -135,7 +158,7 @@ def _draw(
     row,
     duration_s,
     left=start_s,
-    height=0.78,
+    height=BAR,
     fill=False,
     edgecolor="#c00000" if span.failed else "white",
     linewidth=1.6 if span.failed else 0.7,
@@ -170,7 +193,8 @@ def _decorate(axes: Axes, rows: Sequence[tuple[str, str]], length_s: float) -> N
       axes.axhline(number - 0.5, color="#888888", linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
 
 
-def _palette(spans: Sequence[Span]) -> dict[str, str]:
+def palette(spans: Sequence[Span]) -> dict[str, str]:
+  """Gives each kind among the spans a colour, in order of display."""
   kinds = _kinds(spans)
   others = [kind for kind in kinds if kind not in _COLOURS]
   extra = {kind: _OTHERS[i % len(_OTHERS)] for i, kind in enumerate(others)}
@@ -183,7 +207,8 @@ def _kinds(spans: Sequence[Span]) -> list[str]:
   return sorted(kinds, key=lambda k: (order.index(k) if k in order else len(order), k))
 
 
-def _legend(spans: Sequence[Span], colours: dict[str, str]) -> list[Patch]:
+def legend(spans: Sequence[Span], colours: Mapping[str, str]) -> list[Patch]:
+  """Gives the entries of a legend: kinds, mini-batches where there are several, lost, idle."""
   handles = [Patch(facecolor=colours[kind], label=kind) for kind in _kinds(spans)]
   numbers = sorted({s.minibatch for s in spans if s.minibatch is not None})
   if len(numbers) > 1:
@@ -199,7 +224,7 @@ def _legend(spans: Sequence[Span], colours: dict[str, str]) -> list[Patch]:
     ]
   if any(s.failed for s in spans):
     handles.append(Patch(facecolor="white", edgecolor="#c00000", label="lost"))
-  return [*handles, Patch(facecolor=_IDLE, label="idle")]
+  return [*handles, Patch(facecolor=IDLE, label="idle")]
 
 
 def _dark(colour: str) -> bool:

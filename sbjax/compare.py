@@ -1,0 +1,148 @@
+"""The command that compares execution schemes on your own config.
+
+    python -m sbjax.compare --config=configs/quickstart.py --schemes=all --workdir=runs/compared
+
+Every scheme runs from the same seed, adapter and prompts: warm-up steps, then the measured ones.
+
+    --config=FILE       a config file or a run's config.json; its scheme does not matter
+    --config.FIELD=…    overrides, as for training
+    --schemes=NAMES     all, or some of colocated, colocated_single_replay, async_reward,
+                        async_train, merged_replay, stagebreaker, sbjax; default: all
+    --steps=N           measured steps of each scheme; default: 3
+    --paired            all schemes keep their workers and take turns, step by step, so that noise
+                        of the machine hits all alike; every scheme's workers must fit at once
+    --workdir=DIR       a new or empty folder
+
+It writes `report.html`, `report.json`, `timelines.png`, `steps.png`, and in `timeline/` a trace for
+Perfetto per scheme. docs/scheduling.md tells how to read them.
+
+Exit codes: 0 done; 1 failed; 2 the command cannot work, with one sentence on stderr; 130 and 143
+after SIGINT and SIGTERM.
+"""
+
+import dataclasses
+import pathlib
+import sys
+from collections.abc import Sequence
+
+from sbjax import command
+from sbjax import config as config_lib
+from sbjax.settings import Settings
+
+FLAGS = {
+  "schemes": "which schemes",
+  "steps": "measured steps of each scheme",
+  "paired": "whether the schemes take turns",
+  "workdir": "folder for the results",
+}
+DEFAULT_STEPS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+  """What is to be compared.
+
+  Attributes:
+    settings: checked settings; their scheme does not matter.
+    config: path of the config file.
+    schemes: `all`, or names with commas between.
+    steps: measured steps of each scheme.
+    paired: whether the schemes take turns.
+    workdir: a new or empty folder.
+  """
+
+  settings: Settings
+  config: str
+  schemes: str
+  steps: int
+  paired: bool
+  workdir: pathlib.Path
+
+
+def main(argv: Sequence[str]) -> int:
+  """Runs the command.
+
+  Args:
+    argv: program name and arguments.
+
+  Returns:
+    the exit code; see the module's docstring.
+  """
+  if {"--help", "-h", "-help"} & set(argv[1:]):
+    print(__doc__)
+    return command.EXIT_DONE
+  try:
+    request = read_request(argv)
+  except ValueError as error:
+    return command.refuse(error)
+  command.prepare_environment(request.settings)
+  return command.guarded(lambda: run(request))
+
+
+def read_request(argv: Sequence[str]) -> Request:
+  """Reads the command line.
+
+  Raises:
+    ValueError: anything that cannot work and shows before workers start.
+  """
+  words = ["--paired=true" if word == "--paired" else word for word in argv]
+  asked = config_lib.parse(words, FLAGS)
+  values = asked.values
+  settings = config_lib.validate(asked.config)
+  if not values["workdir"]:
+    raise ValueError("--workdir is missing; name a folder for the results, such as runs/compared.")
+  workdir = pathlib.Path(values["workdir"])
+  if workdir.exists() and (not workdir.is_dir() or any(workdir.iterdir())):
+    raise ValueError(f"--workdir is {values['workdir']!r}, which is not empty; name a new folder.")
+  steps = values["steps"] or str(DEFAULT_STEPS)
+  if not steps.isdecimal() or int(steps) < 1:
+    raise ValueError(f"--steps is {steps!r}; use a whole number from 1.")
+  paired = values["paired"] or "false"
+  if paired not in ("true", "false"):
+    raise ValueError(f"--paired is {paired!r}; write --paired alone, or leave it out.")
+  return Request(
+    settings, asked.config_file, values["schemes"] or "all", int(steps), paired == "true", workdir
+  )
+
+
+def run(request: Request) -> int:
+  """Runs the schemes, prints the table and where everything is.
+
+  Raises:
+    ValueError: a scheme that these settings cannot run.
+  """
+  # Not at the top: a command that is refused never waits for these imports.
+  from sbjax import prompts as prompt_lib
+  from sbjax.dataflow import schemes
+  from sbjax.report import compare
+  from sbjax.runtime.planning import check_fused
+  from sbjax.runtime.roles import recipe_of
+
+  settings = compare.scheme_settings(request.settings, request.schemes)
+  for mine in settings.values():
+    check_fused(schemes.scheme(mine.scheme), recipe_of(mine))
+  train_prompts, _ = prompt_lib.from_settings(request.settings)
+  if request.settings.runtime.executor == "inline":
+    _say("runtime.executor is inline: tasks run one after another, so nothing overlaps")
+  compare.compare(
+    settings,
+    train_prompts,
+    request.workdir,
+    compare.open_real,
+    config=request.config,
+    steps=request.steps,
+    paired=request.paired,
+    emulated=False,
+    say=_say,
+  )
+  for name in ("report.html", "report.json", "timelines.png", "steps.png", "timeline", "logs"):
+    _say(f"{name:<14} {request.workdir / name}")
+  return command.EXIT_DONE
+
+
+def _say(text: str) -> None:
+  print(text, flush=True)
+
+
+if __name__ == "__main__":
+  sys.exit(main(sys.argv))
