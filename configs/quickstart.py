@@ -126,6 +126,8 @@ def get_config() -> config_dict.ConfigDict:
   c.runtime.cores_per_worker = 1  # CPU cores a worker is pinned to, without an accelerator; 0: none
   c.runtime.gpus_per_worker = 0  # accelerators that Ray reserves for a worker
   c.runtime.ray_address = ""  # a running cluster's address; empty: start Ray here, on 127.0.0.1
+  c.runtime.actor_resource = ""  # custom Ray resource that each actor worker takes one of
+  c.runtime.reward_resource = ""  # the same for reward workers
   c.runtime.task_timeout_s = 120.0  # per task, after warm-up
   c.runtime.startup_timeout_s = 600.0
   c.runtime.chunk_blocks = 2  # fixed folding blocks of a replay

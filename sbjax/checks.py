@@ -272,7 +272,18 @@ def devices(settings: Settings) -> None:
     )
   workers = 1 if r.executor == "inline" else r.actor_workers + r.reward_workers
   if r.ray_address:  # what a cluster has is asked of Ray when the run connects to it
+    if r.ray_address != "auto" and not re.fullmatch(r"[^/:]+:\d{1,5}", r.ray_address):
+      raise ValueError(
+        f"runtime.ray_address is {r.ray_address!r}; use 'host:port' of the cluster's head, such as "
+        "'10.0.0.1:6379', or 'auto'."
+      )
     return
+  for field, name in (("actor", r.actor_resource), ("reward", r.reward_resource)):
+    if name:
+      raise ValueError(
+        f"runtime.{field}_resource is {name!r}; it names nodes of a cluster, so set "
+        "runtime.ray_address too, or leave it empty."
+      )
   if r.gpus_per_worker:
     enough_gpus(workers, r.gpus_per_worker, visible_gpus())
   else:

@@ -48,7 +48,7 @@ def evaluate(
   if settings.runtime.executor == "inline":
     use_cache(cache_dir())
   with contextlib.ExitStack() as stack:
-    executor = make_executor(recipe, log_dir, cache_dir())
+    executor = make_executor(recipe, cache_dir())
     stack.callback(executor.shutdown)
     driver = Driver(recipe, executor, reward_of(settings), log_dir, train.say)
     driver.wait_for_workers()

@@ -206,6 +206,8 @@ class SettingsRuntime:
   cores_per_worker: Whole
   gpus_per_worker: Whole
   ray_address: str
+  actor_resource: str
+  reward_resource: str
   task_timeout_s: Seconds
   startup_timeout_s: Seconds
   chunk_blocks: Count

@@ -64,7 +64,7 @@ def train(settings: Settings, path: str) -> int:
 
     if settings.runtime.executor == "inline":
       use_cache(cache_dir())
-    executor = make_executor(recipe, str(workdir.root / "logs"), cache_dir())
+    executor = make_executor(recipe, cache_dir())
     stack.callback(executor.shutdown)
     driver = Driver(recipe, executor, reward_of(settings), str(workdir.root / "logs"), say)
     driver.wait_for_workers()

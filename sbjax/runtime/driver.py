@@ -1,5 +1,6 @@
 """The driver: plans a step, runs its graph on the pool, and keeps references and scalars only."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,9 +12,10 @@ from sbjax.dataflow.graph import StepGraph
 from sbjax.dataflow.plan import Plan, worker_slots
 from sbjax.dataflow.schemes import scheme as scheme_of
 from sbjax.rewards.protocol import Group, Reward
+from sbjax.runtime import memory
 from sbjax.runtime.dispatch import Dispatcher
 from sbjax.runtime.evaluation import evaluate
-from sbjax.runtime.executor import Call, Executor, Handle, Result, WorkerSpec
+from sbjax.runtime.executor import Call, Executor, Handle, Result, WorkerLost, WorkerSpec
 from sbjax.runtime.metrics import step_metrics
 from sbjax.runtime.planning import Planner, can_fuse
 from sbjax.runtime.pool import Pool, RunFailed
@@ -73,6 +75,8 @@ class Driver:
     """Waits until every worker has loaded its models."""
     self._say(f"starting {len(self.slots)} workers")
     self.pool.drain()
+    for name in self.pool.workers:
+      self._say(self.executor.describe(name))
 
   def start(self, prompt: str, restored: TrainState | None) -> TrainHandles:
     """Waits for the workers, makes or restores the training state, and warms up.
@@ -218,10 +222,10 @@ class Driver:
     dispatcher = Dispatcher(self.pool, step, on_progress)
     start = self.executor.now()
     dispatcher.run(build_step(shape, self.scheme, plan), program)
-    self._settle(program, step)
+    used = self._settle(program, step)
     step_s = self.executor.now() - start
     self.gradients = program.gradients
-    metrics = step_metrics(self.recipe, program, step, step_s)
+    metrics = step_metrics(self.recipe, program, step, step_s) | memory.metrics(used)
     if self.warm is not None:
       metrics["check/logp_diff_actor_reward"] = self.warm.score_difference
     if program.state.skipped_in_row >= settings.reward.max_skipped_in_row:
@@ -235,24 +239,36 @@ class Driver:
       self._say(again)
     return program.state, StepResult(step, metrics, records, spans)
 
-  def _settle(self, program: StepProgram, step: int) -> None:
-    """Gives every worker the new adapter, and lets it forget the step's older ones."""
+  def _settle(self, program: StepProgram, step: int) -> dict[str, memory.Usage]:
+    """Gives every worker the new adapter, and lets it forget the step's older ones.
+
+    Returns:
+      What each worker's process then occupies.
+    """
+    used: dict[str, memory.Usage] = {}
     version = f"v{program.state.count}"
     for name, worker in self.pool.workers.items():
       if worker.ticket is not None:
         continue  # it is starting again and will get the adapter with its next task
       keep = Call("keep", {"versions": (version, "initial"), "step": step + 1})
 
-      def ended(result: Result | Exception) -> None:
-        del result  # a death here costs nothing: the next task brings the adapter again
+      def ended(result: Result | Exception, name: str = name) -> None:
+        # A death here costs nothing: the next task brings the adapter again.
+        if not isinstance(result, Exception):
+          used[name] = result.scalars["usage"]
 
-      self.pool.give_adapter(name, version, program.state.adapter)
       timeout_s = self.recipe.settings.runtime.task_timeout_s
-      self.pool.submit(name, keep, (), f"adapter {version}", timeout_s, ended)
+      try:
+        self.pool.give_adapter(name, version, program.state.adapter)
+        self.pool.submit(name, keep, (), f"adapter {version}", timeout_s, ended)
+      except WorkerLost as error:
+        self.pool.lost(name, error)
+        continue
       worker.versions &= {version, "initial"}
       worker.deaths = 0  # a worker that dies now and then must not end a long run
     while any(w.ticket is not None and not w.starting for w in self.pool.workers.values()):
       self.pool.wait()
+    return used
 
   def _why_skipped(self, program: StepProgram) -> str:
     settings = self.recipe.settings
@@ -338,23 +354,25 @@ class Driver:
     self.executor.shutdown()
 
 
-def make_executor(recipe: Recipe, log_dir: str, cache_dir: str) -> Executor:
+def make_executor(recipe: Recipe, cache_dir: str) -> Executor:
   """The executor that the settings name.
 
   Args:
     recipe: the run's recipe.
-    log_dir: folder for worker logs.
-    cache_dir: compilation cache that workers share.
+    cache_dir: compilation cache that this machine's workers share.
   """
   runtime = recipe.settings.runtime
   if runtime.executor == "inline":
     from sbjax.runtime.inline import InlineExecutor
 
     return InlineExecutor()
+  # Ray reads these when it is imported: a Ray of our own listens on 127.0.0.1 only.
+  os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+  if not runtime.ray_address:
+    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
   from sbjax.runtime.ray_executor import RayExecutor
 
   return RayExecutor(
-    log_dir,
     cores_per_worker=runtime.cores_per_worker,
     gpus_per_worker=runtime.gpus_per_worker,
     devices_per_worker=runtime.devices_per_worker,

@@ -120,16 +120,15 @@ class Pool:
       what: what it is, for messages.
       timeout_s: how long it may take from now.
       on_end: receives the result, or WorkerLost or TaskRaised.
+
+    Raises:
+      WorkerLost: the worker is dead already; hand it to `lost`.
     """
     state = self.workers[name]
     if state.ticket is not None:
       raise RuntimeError(f"{name} is busy with {state.busy_with}; it cannot take {what}")
     now = self.executor.now()
-    try:
-      state.ticket = self.executor.submit(name, call, inputs)
-    except Exception as error:
-      # Ray refuses a call to an actor that it already knows to be dead.
-      raise WorkerLost(f"{self.executor.describe(name)} takes no call: {error}") from error
+    state.ticket = self.executor.submit(name, call, inputs)
     state.busy_with, state.since_s = what, now
     state.deadline_s, state.on_end = now + timeout_s, on_end
 
@@ -155,9 +154,9 @@ class Pool:
     now = self.executor.now()
     for name, state in self.workers.items():
       if state.ticket is not None and now > state.deadline_s:
-        took = now - state.since_s
-        text = f"{self.executor.describe(name)}: {state.busy_with} did not end within {took:.0f} s"
-        self._say(f"{text}; the worker is ended and started again")
+        allowed = state.deadline_s - state.since_s
+        text = f"{self.executor.describe(name)} did not end within {allowed:.3g} s"
+        self._tell(text, state.busy_with)
         self.executor.kill(name)
         self._died(name, Deadline(text))
 
@@ -167,7 +166,7 @@ class Pool:
     try:
       result: Result | Exception = self.executor.result(ticket)
     except WorkerLost as error:
-      self._say(f"{error}; last task {state.busy_with}; the worker is started again")
+      self._tell(str(error), state.busy_with)
       self._died(name, error)
       return
     except TaskRaised as error:
@@ -184,9 +183,11 @@ class Pool:
 
   def lost(self, name: str, error: Exception) -> None:
     """Handles a death that showed when a call was submitted."""
-    what = self.workers[name].busy_with
-    self._say(f"{error}; it died; last task {what}; the worker is started again")
+    self._tell(str(error), self.workers[name].busy_with)
     self._died(name, error)
+
+  def _tell(self, happened: str, what: str) -> None:
+    self._say(f"{happened}; last task: {what or 'none'}; the worker is started again")
 
   def _died(self, name: str, error: Exception) -> None:
     state = self.workers[name]

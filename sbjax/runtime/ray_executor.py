@@ -1,28 +1,33 @@
 """The Ray executor: one actor process per worker, references instead of data, deadlines."""
 
 import contextlib
+import dataclasses
 import os
 import signal
+import socket
 import threading
 import time
 import warnings
 from collections.abc import Sequence
 from typing import Any
 
-# Ray listens on every interface unless it believes that it runs on a single machine; see
-# docs/design.md. It reads the variable when it is imported, its processes when they start.
-_LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
-os.environ.update(_LOOPBACK)
-
-import ray  # noqa: E402
-from ray.exceptions import (  # noqa: E402
+import ray
+from ray.exceptions import (
   GetTimeoutError,
+  ObjectLostError,
   RayActorError,
   RayError,
   RayTaskError,
 )
+from ray.util.placement_group import (
+  placement_group,
+  placement_group_table,
+  remove_placement_group,
+)
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from sbjax.runtime.executor import (  # noqa: E402
+from sbjax.runtime import placement
+from sbjax.runtime.executor import (
   Call,
   Result,
   TaskRaised,
@@ -30,7 +35,16 @@ from sbjax.runtime.executor import (  # noqa: E402
   WorkerSpec,
   load_builder,
 )
-from sbjax.runtime.pool import RunFailed  # noqa: E402
+from sbjax.runtime.pool import RunFailed
+
+LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""Environment variable; "0" makes a Ray that is started here listen on 127.0.0.1 only."""
+
+ROOM_TIMEOUT_S = 60.0
+"""How long the workers' places may stay taken by other users of a cluster."""
+
+CONNECT_TIMEOUT_S = 5.0
+"""How long a cluster's address may take to answer."""
 
 
 @contextlib.contextmanager
@@ -64,21 +78,53 @@ def _own_signal_handlers():
       signal.signal(number, handler)
 
 
-class _RayWorker:
-  """The actor: sets its environment up before JAX is imported, then runs operations."""
+@dataclasses.dataclass(frozen=True)
+class Process:
+  """Where a worker runs.
 
-  def __init__(self, spec: WorkerSpec, cores: tuple[int, ...]):
+  Attributes:
+    host: the machine's name.
+    node: Ray's id of its node; several nodes may share a machine.
+    pid: its process there.
+    device: its cores or accelerators, for messages.
+  """
+
+  host: str
+  node: str
+  pid: int
+  device: str
+
+  def __str__(self) -> str:
+    return f"node {self.host}/{self.node[:8]}, {self.device}, pid {self.pid}"
+
+
+class _RayWorker:
+  """The actor: sets its process up before JAX is imported, then runs operations."""
+
+  def __init__(self, spec: WorkerSpec, slot: int, cores_per_worker: int):
     os.makedirs(os.path.dirname(spec.log_file), exist_ok=True)
     log = os.open(spec.log_file, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    if cores:
+    gpus = ray.get_gpu_ids()
+    cores = ()
+    if not gpus and cores_per_worker:
       # JAX sizes its thread pool by this thread's affinity when it starts; one core per worker
       # keeps workers out of each other's way and sums in one order for every number of workers.
+      cores = placement.pinned(slot, cores_per_worker, sorted(os.sched_getaffinity(0)))
       os.sched_setaffinity(0, cores)
+    names = [f"core {c}" for c in cores] or [f"GPU {g}" for g in gpus] or ["all cores"]
+    node = ray.get_runtime_context().get_node_id()
+    self._process = Process(socket.gethostname(), node, os.getpid(), ", ".join(names))
+    from sbjax.compilation import cache_dir, use_cache
     from sbjax.runtime.worker import Worker
 
+    use_cache(cache_dir())
     self._worker = Worker(spec.name, lambda: load_builder(spec)(spec.settings))
+
+  def process(self) -> Process:
+    """Says where it runs."""
+    return self._process
 
   def call(self, op: str, args: dict[str, Any], *inputs: Any):
     """Runs one operation; Ray splits the tuple into separate objects."""
@@ -90,20 +136,16 @@ class RayExecutor:
   """Runs calls on Ray actors.
 
   Args:
-    workdir: folder for worker logs.
     cores_per_worker: CPU cores that a worker is pinned to where it runs on CPUs; 0 pins none.
     gpus_per_worker: accelerators that Ray reserves for a worker.
     devices_per_worker: devices of a worker's mesh; without accelerators JAX makes as many of a CPU.
     address: a running cluster's address, or None to start Ray on this machine, on 127.0.0.1 only.
-    cache_dir: compilation cache that all workers share.
-
-  Raises:
-    RunFailed: Ray does not start, or its cluster is not reached.
+    cache_dir: compilation cache of workers on this machine. On a cluster, unless the environment
+      names one for all, each machine uses one of its own: programs for CPUs differ by processor.
   """
 
   def __init__(
     self,
-    workdir: str,
     *,
     cores_per_worker: int,
     gpus_per_worker: int,
@@ -111,85 +153,125 @@ class RayExecutor:
     cache_dir: str,
     address: str | None = None,
   ):
+    self._address = address
     self._cores_per_worker = cores_per_worker
     self._gpus_per_worker = gpus_per_worker
     self._specs: dict[str, WorkerSpec] = {}
     self._actors: dict[str, Any] = {}
-    self._started_here = not ray.is_initialized()
+    self._processes: dict[str, Any] = {}
+    self._places: Any = None
+    self._started_here = False
     self._owner: dict[Any, tuple[str, Call]] = {}
     self._heavy: dict[Any, tuple[Any, ...]] = {}
-    env = {
-      **_LOOPBACK,
-      "JAX_COMPILATION_CACHE_DIR": cache_dir,
-      "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.5",
-      "PYTHONPATH": os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")]),
-    }
+    env = {"PYTHONPATH": os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])}
+    if not address:
+      env[LOOPBACK] = "0"
+    if not address or "JAX_COMPILATION_CACHE_DIR" in os.environ:
+      env["JAX_COMPILATION_CACHE_DIR"] = cache_dir
     if not gpus_per_worker:
       env["JAX_PLATFORMS"] = "cpu"
       env["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices_per_worker}"
     self._env = env
-    if self._started_here:
-      with _own_signal_handlers(), warnings.catch_warnings():
-        # JAX warns of a fork after its threads have started; Ray's children exec at once.
-        warnings.filterwarnings("ignore", message="os.fork", category=RuntimeWarning)
-        what = f"no cluster at runtime.ray_address={address!r}" if address else "Ray did not start"
-        try:
-          with _one_sentence(what):
-            ray.init(
-              address=address,
-              include_dashboard=False,
-              log_to_driver=False,
-              configure_logging=False,
-            )
-        except RunFailed:
-          ray.shutdown()  # what came up before the failure
-          raise
     self._origin = time.perf_counter()
-    self._workdir = workdir
 
-  def _create(self, spec: WorkerSpec) -> Any:
-    remote = ray.remote(_RayWorker)
-    return remote.options(
-      num_cpus=0,
-      num_gpus=self._gpus_per_worker,
-      max_restarts=0,
-      max_task_retries=0,
-      runtime_env={"env_vars": self._env},
-    ).remote(spec, self._cores(spec.index))
-
-  def _cores(self, index: int) -> tuple[int, ...]:
-    if self._gpus_per_worker or not self._cores_per_worker:
-      return ()
-    usable = sorted(os.sched_getaffinity(0))
-    first = index * self._cores_per_worker
-    return tuple(usable[(first + i) % len(usable)] for i in range(self._cores_per_worker))
+  # Start.
 
   def start(self, specs: Sequence[WorkerSpec]) -> None:
-    """Creates the actors; they come up in parallel.
+    """Connects to Ray and creates the actors, which come up in parallel.
 
     Raises:
-      ValueError: if the cluster has fewer accelerators than the workers need.
-      RunFailed: if Ray does not answer.
+      ValueError: no cluster answers, or its nodes have no room for the workers.
+      RunFailed: Ray does not start, or does not answer.
     """
-    with _one_sentence("Ray does not answer"):
-      there = int(ray.cluster_resources().get("GPU", 0))
-    if self._gpus_per_worker * len(specs) > there:
-      # Ray itself would wait for them without a word.
-      raise ValueError(
-        f"runtime.gpus_per_worker={self._gpus_per_worker} with {len(specs)} workers needs "
-        f"{self._gpus_per_worker * len(specs)} accelerators, but Ray has {there}; ask for fewer"
-      )
     self._specs = {spec.name: spec for spec in specs}
+    bundles = [placement.bundle(spec) for spec in specs]
+    if not ray.is_initialized():
+      self._connect(sum(b["CPU"] for b in bundles))
+    with _one_sentence("Ray does not answer"):
+      nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    placement.check_room(specs, nodes)
+    places = self._places = placement_group(bundles, strategy="PACK")
+    if not places.wait(ROOM_TIMEOUT_S):
+      free = {
+        k: v for k, v in ray.available_resources().items() if k in {n for b in bundles for n in b}
+      }
+      raise ValueError(
+        f"the Ray cluster at {self._address or 'this machine'} is in use: {len(specs)} workers "
+        f"found no room within {ROOM_TIMEOUT_S:.0f} s ({free or 'nothing'} is free), so use fewer "
+        "workers or wait."
+      )
     with _one_sentence("Ray does not create the workers"):
-      self._actors = {spec.name: self._create(spec) for spec in specs}
+      for spec in specs:
+        self._create(spec.name)
+
+  def _connect(self, cpus: float) -> None:
+    options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
+    if self._address:
+      _must_answer(self._address)
+      options["address"] = self._address
+    else:
+      if os.environ.get(LOOPBACK) != "0":
+        raise RuntimeError(f"{LOOPBACK} must be '0' before Ray is imported: it would open ports")
+      # Workers may outnumber cores, for tests; on this machine the check of settings bounds them.
+      options |= {
+        "include_dashboard": False,
+        "num_cpus": max(int(cpus), len(os.sched_getaffinity(0))),
+      }
+    with _own_signal_handlers(), warnings.catch_warnings():
+      # JAX warns of a fork after its threads have started; Ray's children exec at once.
+      warnings.filterwarnings("ignore", message="os.fork", category=RuntimeWarning)
+      where = f"no cluster at {self._address}" if self._address else "Ray did not start"
+      try:
+        with _one_sentence(where):
+          ray.init(**options)
+      except RunFailed:
+        ray.shutdown()  # what came up before the failure
+        raise
+    self._started_here = True
+
+  def _create(self, worker: str) -> None:
+    spec = self._specs[worker]
+    bundle = dict(placement.bundle(spec))
+    actor = (
+      ray.remote(_RayWorker)
+      .options(
+        num_cpus=bundle.pop("CPU"),
+        num_gpus=bundle.pop("GPU", 0.0),
+        resources=bundle,
+        max_restarts=0,
+        max_task_retries=0,
+        runtime_env={"env_vars": self._env},
+        scheduling_strategy=PlacementGroupSchedulingStrategy(
+          self._places, placement_group_bundle_index=list(self._specs).index(worker)
+        ),
+      )
+      .remote(spec, self._slots()[worker], self._cores_per_worker)
+    )
+    self._actors[worker] = actor
+    self._processes[worker] = actor.process.remote()
+
+  def _slots(self) -> dict[str, int]:
+    """The workers' numbers on their machines; Ray moves the places of a node that is lost."""
+    hosts = {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes()}
+    taken = placement_group_table(self._places)["bundles_to_node_id"]
+    return placement.core_slots({w: hosts.get(taken[i], "") for i, w in enumerate(self._specs)})
+
+  # Calls.
 
   def submit(self, worker: str, call: Call, inputs: Sequence[Any] = ()) -> Any:
-    """Submits a call; references among the inputs are resolved on the worker's node."""
-    refs = (
-      self._actors[worker]
-      .call.options(num_returns=1 + call.outputs)
-      .remote(call.op, dict(call.args), *inputs)
-    )
+    """Submits a call; references among the inputs are resolved on the worker's node.
+
+    Raises:
+      WorkerLost: the worker is dead.
+    """
+    try:
+      refs = (
+        self._actors[worker]
+        .call.options(num_returns=1 + call.outputs)
+        .remote(call.op, dict(call.args), *inputs)
+      )
+    except RayActorError as error:  # one that Ray already knows to be dead
+      raise WorkerLost(f"{self.describe(worker)} died before {call.op!r}") from error
     first, *heavy = refs if call.outputs else [refs]
     self._owner[first] = (worker, call)
     self._heavy[first] = tuple(heavy)
@@ -215,6 +297,9 @@ class RayExecutor:
       raise WorkerLost(f"{self.describe(worker)}: the result of {call.op!r} is lost") from error
     except RayTaskError as error:
       cause = error.cause if isinstance(error.cause, Exception) else error
+      if isinstance(cause, ObjectLostError):
+        text = "an input was lost with its node; continue with --config.resume=auto"
+        raise TaskRaised(f"{call.op} on {self.describe(worker)}: {text}") from cause
       raise TaskRaised(f"{call.op} on {self.describe(worker)}: {cause}") from cause
     except RayError as error:  # an actor that could not be created, an object that is gone
       said = " ".join(str(error).split())
@@ -237,17 +322,33 @@ class RayExecutor:
   def kill(self, worker: str) -> None:
     """Ends a worker's process at once."""
     ray.kill(self._actors[worker], no_restart=True)
+    process = self.process(worker)
+    if process is not None and process.host == socket.gethostname():
+      # Ray asks the process first and ends one that does not answer after five seconds.
+      _end_at_once(process.pid)
 
   def respawn(self, worker: str) -> None:
-    """Creates a fresh actor of the same name."""
-    self._actors[worker] = self._create(self._specs[worker])
+    """Creates a fresh actor of the same name, in the same place while its node lives."""
+    self._create(worker)
+
+  def process(self, worker: str) -> Process | None:
+    """Where a worker runs; None while it starts, or where it died before it could say."""
+    told = self._processes[worker]
+    if not isinstance(told, Process):
+      ready, _ = ray.wait([told], timeout=0)
+      if not ready:
+        return None
+      try:
+        self._processes[worker] = ray.get(told, timeout=1)
+      except RayError:
+        return None
+    return self._processes[worker]
 
   def describe(self, worker: str) -> str:
-    """Names role, device and log file."""
-    spec = self._specs[worker]
-    cores = self._cores(spec.index)
-    device = f"cores {','.join(map(str, cores))}" if cores else "its own accelerator"
-    return f"{worker} ({spec.group}, {device}, log {spec.log_file})"
+    """Names role, node, device and log file."""
+    spec, process = self._specs[worker], self.process(worker)
+    where = str(process) if process else "node not known: it has not begun"
+    return f"{worker} ({spec.group}, {where}, log {spec.log_file})"
 
   def now(self) -> float:
     """Seconds since the executor was made."""
@@ -255,8 +356,35 @@ class RayExecutor:
 
   def shutdown(self) -> None:
     """Ends the actors, and Ray where this executor started it."""
-    for actor in self._actors.values():
-      ray.kill(actor, no_restart=True)
+    for worker in self._actors:
+      self.kill(worker)
     self._actors = {}
+    if self._places is not None:
+      remove_placement_group(self._places)
+      self._places = None
     if self._started_here:
       ray.shutdown()
+
+
+def _end_at_once(pid: int) -> None:
+  """Ends a worker on this machine, unless it has ended and another process has its number."""
+  try:
+    with open(f"/proc/{pid}/cmdline", "rb") as file:
+      if b"_RayWorker" in file.read():
+        os.kill(pid, signal.SIGKILL)
+  except OSError:
+    return  # it has ended already
+
+
+def _must_answer(address: str) -> None:
+  """Refuses a cluster's address that nobody answers at; Ray would try for a minute."""
+  if address == "auto":
+    return
+  host, _, port = address.rpartition(":")
+  try:
+    socket.create_connection((host, int(port)), CONNECT_TIMEOUT_S).close()
+  except OSError as error:
+    raise ValueError(
+      f"runtime.ray_address is {address!r}, where nothing answers ({error}); start a cluster as "
+      "docs/clusters.md says, or leave it empty to run on this machine."
+    ) from error

@@ -15,6 +15,7 @@ import numpy as np
 
 from sbjax.rewards.protocol import Job, judge_with_retries
 from sbjax.rollout import Trajectory, generate, generate_fused, replay_inputs
+from sbjax.runtime import memory
 from sbjax.runtime.optimizer import initial_state
 from sbjax.runtime.roles import Roles, place
 from sbjax.separation import buffers as buffer_lib
@@ -94,11 +95,11 @@ class Worker:
     return {"version": version}, ()
 
   def op_keep(self, versions: tuple[str, ...], step: int) -> Output:
-    """Forgets every other adapter version, and the buffers of other steps."""
+    """Forgets other adapter versions and other steps' buffers; says what the process occupies."""
     self._adapters = {v: a for v, a in self._adapters.items() if v in versions}
     self._folded = {k: b for k, b in self._folded.items() if k.step == step}
     self._units = {k: b for k, b in self._units.items() if k.step == step}
-    return {}, ()
+    return {"usage": memory.usage()}, ()
 
   # The step's tasks.
 

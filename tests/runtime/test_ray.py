@@ -1,11 +1,13 @@
 """The same steps under Ray: real processes, real kills, deadlines, nothing left behind."""
 
 import os
+import signal
 import time
 
 import numpy as np
 import pytest
 import ray
+from ray.cluster_utils import Cluster
 
 from sbjax.runtime.driver import Driver
 from sbjax.runtime.inline import InlineExecutor
@@ -31,18 +33,21 @@ def build_sleepy(run):
 
 @pytest.fixture(scope="module")
 def cluster():
-  # One cluster for the module; each driver makes its own workers in it.
-  os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
-  ray.init(include_dashboard=False, log_to_driver=False, configure_logging=False)
-  yield
+  # One cluster of two nodes for the module; each driver makes its own workers in it.
+  nodes = Cluster()
+  nodes.add_node(num_cpus=2, resources={"actors": 2}, include_dashboard=False)
+  nodes.add_node(num_cpus=2, resources={"rewards": 2})
+  ray.init(address=nodes.address, log_to_driver=False, configure_logging=False)
+  yield nodes
   ray.shutdown()
+  nodes.shutdown()
 
 
 def drive(tmp_path, steps, kill=None, builder=BUILDER, **overrides):
-  settings = tiny.settings(runtime__executor="ray", **overrides)
+  bound = {"runtime__actor_resource": "actors", "runtime__reward_resource": "rewards"}
+  settings = tiny.settings(runtime__executor="ray", **bound, **overrides)
   recipe = tiny.recipe_of(settings)
   executor = RayExecutor(
-    str(tmp_path),
     cores_per_worker=1,
     gpus_per_worker=0,
     cache_dir=os.environ["JAX_COMPILATION_CACHE_DIR"],
@@ -52,13 +57,15 @@ def drive(tmp_path, steps, kill=None, builder=BUILDER, **overrides):
   try:
     driver.wait_for_workers()
     state = driver.start(PROMPTS[0], None)
+    there = {name: executor.process(name) for name in ("actor-0", "reward-0")}
+    assert there["actor-0"].node != there["reward-0"].node, "the groups share a node"
 
     def on_progress(graph):
       done = sum(d for d, _ in graph.counts().values())
       # At least: several tasks may end between two calls.
       if kill and done >= kill[0] and not killed:
         killed.append(kill[1])
-        executor.kill(kill[1])
+        os.kill(there[kill[1]].pid, kill[2])
 
     for step in range(1, steps + 1):
       state, result = driver.run_step(state, step, PROMPTS, on_progress=on_progress)
@@ -85,12 +92,41 @@ def test_ray_gives_the_bits_of_the_inline_executor_and_survives_a_kill(cluster, 
   inline = driver.train_state(state, 2, 0)
   plain, _, _ = drive(tmp_path, 2)
   np.testing.assert_array_equal(plain.adapter, inline.adapter)
-  hurt, _, said = drive(tmp_path, 2, kill=(9, "actor-0"))
+  hurt, result, said = drive(tmp_path, 2, kill=(9, "actor-0", signal.SIGKILL))
   np.testing.assert_array_equal(hurt.adapter, plain.adapter)
-  told = [line for line in said if "died" in line]
-  assert told, said
-  for word in ("actor-0", "actor", "cores", "log", "last task"):
-    assert word in told[0]
+  (told,) = [line for line in said if "died" in line]
+  for word in ("actor-0 (actor", "node ", "core 0", "pid ", "actor-0.log", "last task: "):
+    assert word in told, told
+  for key in ("actor-0", "reward-0", "driver", "raylets"):
+    assert result.metrics[f"perf/rss_bytes/{key}"] > 1e7
+  assert result.metrics["perf/object_store_bytes"] > 1e4
+
+
+def test_a_stopped_worker_is_replaced_while_others_go_on(cluster, tmp_path):
+  plain, _, _ = drive(tmp_path, 1)
+  hurt, result, said = drive(
+    tmp_path, 1, kill=(4, "reward-0", signal.SIGSTOP), runtime__task_timeout_s=6.0
+  )
+  np.testing.assert_array_equal(hurt.adapter, plain.adapter)
+  told = [line for line in said if "did not end within 6 s" in line]
+  for word in ("reward-0 (reward", "node ", "core 1", "reward-0.log", "last task: "):
+    assert word in told[0], told
+  stopped = next(s for s in result.spans if s.failed)
+  assert stopped.worker == "reward-0"
+  during = [s for s in result.spans if s.worker == "actor-0" and s.start_s > stopped.start_s]
+  assert any(s.end_s < stopped.end_s for s in during), "the actor waited for the stopped worker"
+
+
+def test_workers_that_no_node_can_hold_are_refused_before_anything_compiles(cluster, tmp_path):
+  for overrides, words in (
+    ({"runtime__actor_workers": 3}, ("runtime.actor_workers is 3", "room for 2 of the 3")),
+    ({"runtime__gpus_per_worker": 1}, ("runtime.actor_workers is 1", "1 GPU", "room for 0")),
+  ):
+    with pytest.raises(ValueError) as refusal:
+      drive(tmp_path, 1, **overrides)
+    for word in words:
+      assert word in str(refusal.value)
+    assert str(refusal.value).count("\n") == 0
 
 
 def test_a_judge_that_never_returns_costs_its_own_verdict_only(cluster, tmp_path):

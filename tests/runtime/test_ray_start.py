@@ -6,7 +6,7 @@ import ray
 from sbjax import launch, sample
 from sbjax.runtime.executor import Call, WorkerLost, WorkerSpec
 from sbjax.runtime.pool import RunFailed
-from sbjax.runtime.ray_executor import RayExecutor
+from sbjax.runtime.ray_executor import Process, RayExecutor
 from tests.runtime import tiny
 
 # What Ray 2.60 raises, a plain Exception, when an overloaded machine keeps a node from starting.
@@ -40,14 +40,19 @@ def test_a_node_that_does_not_start_is_one_sentence(late, tmp_path, capsys, name
 
 
 def executor(tmp_path, **settings):
-  return RayExecutor(
-    str(tmp_path), cores_per_worker=1, gpus_per_worker=0, cache_dir=str(tmp_path), **settings
-  )
+  return RayExecutor(cores_per_worker=1, gpus_per_worker=0, cache_dir=str(tmp_path), **settings)
 
 
-def test_a_cluster_that_is_not_reached_is_named(late, tmp_path):
-  with pytest.raises(RunFailed, match=r"ray_address='10\.0\.0\.1:6379': The"):
-    executor(tmp_path, address="10.0.0.1:6379")
+def test_a_cluster_that_does_not_answer_is_named(tmp_path):
+  spec = WorkerSpec("actor-0", "actor", 0, tiny.settings(), "a.log", "m:f")
+  with pytest.raises(ValueError, match=r"runtime\.ray_address is '127\.0\.0\.1:1', where nothing"):
+    executor(tmp_path, address="127.0.0.1:1").start([spec])
+
+
+def test_a_cluster_that_answers_but_is_not_reached_is_named(late, tmp_path):
+  spec = WorkerSpec("actor-0", "actor", 0, tiny.settings(), "a.log", "m:f")
+  with pytest.raises(RunFailed, match=r"no cluster at auto: The"):
+    executor(tmp_path, address="auto").start([spec])
 
 
 def test_an_actor_that_could_not_be_made_counts_as_lost(tmp_path, monkeypatch):
@@ -65,12 +70,11 @@ def test_an_actor_that_could_not_be_made_counts_as_lost(tmp_path, monkeypatch):
   def get(ticket, timeout):
     raise ray.exceptions.RuntimeEnvSetupError("the agent\ntimed out")
 
-  monkeypatch.setattr(ray, "init", lambda **arguments: None)
   monkeypatch.setattr(ray, "get", get)
-  monkeypatch.setattr(ray, "cluster_resources", dict)
-  monkeypatch.setattr(RayExecutor, "_create", lambda self, spec: Actor())
   made = executor(tmp_path)
-  made.start([WorkerSpec("actor-0", "actor", 0, tiny.settings(), "a.log", "m:f")])
+  made._specs = {"actor-0": WorkerSpec("actor-0", "actor", 0, tiny.settings(), "a.log", "m:f")}
+  made._actors = {"actor-0": Actor()}
+  made._processes = {"actor-0": Process("here", "node", 1, "core 0")}
   ticket = made.submit("actor-0", Call("load", {}))
   with pytest.raises(
     WorkerLost, match=r"actor-0 \(.* is lost during 'load': .*the agent timed out"
