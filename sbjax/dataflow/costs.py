@@ -28,6 +28,7 @@ class WorkerCosts:
     reduce_s: summing one candidate's buffers.
     update_s: the optimizer.
     push_s: receiving an adapter.
+    offload_s: putting a judge to sleep in host memory, or waking it.
   """
 
   generate_s: float
@@ -43,6 +44,7 @@ class WorkerCosts:
   reduce_s: float = 0.0
   update_s: float = 0.0
   push_s: float = 0.0
+  offload_s: float = 0.0
 
   def judging_s(self, jobs: int) -> float:
     """Seconds of a judge task, interpolated in its jobs; beyond the table its last slope holds.
@@ -108,6 +110,10 @@ class StepCosts:
   def reduce_seconds(self, parts: int, slot: WorkerSlot, shape: StepShape) -> float:
     """Seconds of a worker's sum over some (candidate, block) parts."""
     return self.scale * self.of(slot).reduce_s * parts / shape.blocks
+
+  def offload_seconds(self, slot: WorkerSlot) -> float:
+    """Seconds until a judge sleeps, or is awake."""
+    return self.scale * self.of(slot).offload_s
 
   def push_seconds(self, slot: WorkerSlot) -> float:
     """Seconds until a worker holds an adapter."""

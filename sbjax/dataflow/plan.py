@@ -109,9 +109,11 @@ class Plan:
       absent: one task replays the whole candidate.
     fused: candidates of the first update whose gradient is taken during their generation.
     order: which of several ready tasks a worker takes.
+    offload: True where a judge sleeps in host memory while its worker does other work.
     simulated_s: the step's simulated length; None where nothing was simulated.
     bound_s: no plan of the scheme can be faster than this; None where nothing was simulated.
-    searched: `exhaustive`, `local` or `fixed`: how the plan was found.
+    searched: how the plan was found: `exhaustive`, `branch_and_bound`, `local` or `fixed`; see
+      `place.search`.
   """
 
   groups: Mapping[str, str]
@@ -121,6 +123,7 @@ class Plan:
   )
   fused: frozenset[int] = frozenset()
   order: Order = "kind"
+  offload: bool = False
   simulated_s: float | None = None
   bound_s: float | None = None
   searched: str = "fixed"

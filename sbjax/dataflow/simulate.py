@@ -79,6 +79,7 @@ class _Run:
     self.queue = ReadyQueue(self.workers, plan.order)
     self.allowed: dict[tuple[str, str | None], tuple[str, ...]] = {}
     self.versions = dict.fromkeys(self.slots, 0)
+    self.awake: dict[str, bool] = {}
     self.now = 0.0
     self.events: list[tuple[float, int, Task, str, tuple]] = []
     self.number = 0
@@ -154,6 +155,9 @@ class _Run:
       if task.kind in ("replay", "forward", "backward") and self.versions[worker] != task.update:
         seconds += self.costs.push_seconds(slot)
         self.versions[worker] = task.update
+      if self.plan.offload and self.awake.get(worker, False) != (task.kind == "judge"):
+        seconds += self.costs.offload_seconds(slot)
+        self.awake[worker] = task.kind == "judge"
     end = self.now + self.costs.dispatch_s * self.costs.scale + seconds
     self.intervals.append(Interval(task, worker, self.now, end))
     self.number += 1

@@ -1,0 +1,151 @@
+"""Searches the plan of a step: simulate, move, simulate."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+
+from sbjax.dataflow.bound import lower_bound
+from sbjax.dataflow.costs import StepCosts
+from sbjax.dataflow.memory import Memory, refusal
+from sbjax.dataflow.plan import Plan, StepShape, WorkerSlot
+from sbjax.dataflow.schemes import Scheme
+from sbjax.dataflow.simulate import simulate
+from sbjax.dataflow.space import Point, Space, space
+
+_TASKS_PER_S = 60_000
+"""Simulated tasks that one second of the budget stands for. A search counts simulations, never the
+clock, so that equal inputs give equal plans on every machine."""
+
+_CLOSE = 1e-3
+"""A plan within this share of its bound is not searched further."""
+
+
+def search(
+  shape: StepShape,
+  scheme: Scheme,
+  slots: Sequence[WorkerSlot],
+  costs: StepCosts,
+  *,
+  budget_s: float = 1.0,
+  memory: Memory | None = None,
+  fused: int | None = None,
+) -> Plan:
+  """Gives the best plan found, simulated, with its lower bound.
+
+  Args:
+    shape: the step.
+    scheme: says what may be chosen; a scheme that leaves no choice has one plan.
+    slots: the workers.
+    costs: what tasks take.
+    budget_s: roughly the seconds that the search may take; it sets a number of simulations.
+    memory: bytes that models and buffers take; plans that do not fit the workers are left out.
+      None: nothing is refused.
+    fused: how many candidates fuse; None: the search decides.
+
+  Returns:
+    A plan whose `searched` is `exhaustive` where every plan of the space was simulated or the best
+    one meets the bound, `local` where neighbours of the best known were, `fixed` where there is
+    one.
+
+  Raises:
+    ValueError: if no plan fits the workers' memory, or costs lack a kind of worker.
+  """
+  if fused is not None and "fused" not in scheme.plan_space:
+    fused = None
+  offload = memory is not None and memory.may_offload
+  where = space(shape, scheme, slots, fused, offload=offload)
+  run = _Search(where, costs, memory, budget_s)
+  return run.run(lower_bound(shape, scheme, slots, costs, fused=fused))
+
+
+class _Search:
+  def __init__(self, where: Space, costs: StepCosts, memory: Memory | None, budget_s: float):
+    self.space, self.costs, self.memory = where, costs, memory
+    self.seen: dict[Point, float] = {}
+    self.refusal = ""
+    shape = where.shape
+    tasks = shape.candidates * (2 + shape.reference) + len(shape.jobs)
+    tasks += sum(map(len, shape.updates)) * (2 if where.scheme.forward_first else 1)
+    self.limit = max(int(budget_s * _TASKS_PER_S / tasks), 4)
+
+  @property
+  def spent(self) -> bool:
+    return len(self.seen) >= self.limit
+
+  def seconds(self, point: Point) -> float:
+    """Simulated seconds of a point; infinite where it does not fit."""
+    if point not in self.seen:
+      plan, where = self.space.plan(point), self.space
+      ran = simulate(where.shape, where.scheme, plan, where.slots, self.costs)
+      self.seen[point] = ran.step_s
+      if self.memory is not None:
+        given = (where.shape, where.scheme, plan, where.slots, ran.intervals, self.memory)
+        why = refusal(*given)
+        if why:
+          self.refusal, self.seen[point] = why, float("inf")
+    return self.seen[point]
+
+  def run(self, bound_s: float) -> Plan:
+    if not self.space.knobs:
+      searched = "fixed"
+      self.seconds(())
+    elif self.space.size <= self.limit:
+      searched = "exhaustive"
+      for point in itertools.product(*(range(len(k.values)) for k in self.space.knobs)):
+        self.seconds(point)
+    else:
+      searched = "local"
+      self.climb(bound_s * (1.0 + _CLOSE))
+    # Of equally fast plans the first point: it moves the least.
+    point = min(self.seen, key=lambda p: (self.seen[p], p))
+    if self.seen[point] == float("inf"):
+      raise ValueError(self.refusal)
+    plan = self.space.plan(point)
+    return dataclasses.replace(
+      plan, simulated_s=self.seen[point], bound_s=bound_s, searched=searched
+    )
+
+  def climb(self, enough_s: float) -> None:
+    """Local search from several starts, the best first."""
+    starts = sorted(self.starts(), key=lambda p: (self.seconds(p), p))
+    for start in starts[:4]:
+      best = start
+      improved = True
+      while improved and not self.spent and self.seconds(best) > enough_s:
+        improved = False
+        for knob in range(len(best)):
+          for point in self.neighbours(best, knob):
+            if self.spent:
+              return
+            if self.seconds(point) < self.seconds(best):
+              best, improved = point, True
+
+  def neighbours(self, point: Point, knob: int) -> Iterator[Point]:
+    """Points that differ in one knob."""
+    count, at = len(self.space.knobs[knob].values), point[knob]
+    if self.space.knobs[knob].ordered:
+      steps = [s for e in range(count.bit_length()) for s in (1 << e, -(1 << e))]
+      places = [at + step for step in steps if 0 <= at + step < count]
+    else:
+      places = [i for i in range(count) if i != at]
+    for place in places:
+      yield (*point[:knob], place, *point[knob + 1 :])
+
+  def starts(self) -> list[Point]:
+    """Everything at home, everything moved, and shares between."""
+    points = []
+    names = [knob.name for knob in self.space.knobs]
+    for share in (0.0, 0.25, 0.5, 1.0):
+      for decodes in (0.0, 0.5, 1.0):
+        point = []
+        for name, knob in zip(names, self.space.knobs, strict=True):
+          last = len(knob.values) - 1
+          if name == "decodes":
+            home = knob.values.index(0)
+            point.append(home + round(decodes * (last - home)))
+          elif name.startswith("replays") or name == "references":
+            point.append(round(share * last))
+          else:
+            point.append(0)
+        points.append(tuple(point))
+    return list(dict.fromkeys(points))

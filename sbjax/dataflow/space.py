@@ -1,0 +1,190 @@
+"""What a plan may choose under a scheme, as a small grid of knobs, and the plan of a grid point."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from sbjax.dataflow.graph import replay_id
+from sbjax.dataflow.plan import (
+  Plan,
+  StepShape,
+  WorkerSlot,
+  fused_candidates,
+  judge_batches,
+  scheme_batches,
+)
+from sbjax.dataflow.queue import Order
+from sbjax.dataflow.schemes import Scheme
+
+Point = tuple[int, ...]
+"""One index per knob."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Knob:
+  """One choice.
+
+  Attributes:
+    name: what is chosen, e.g. `decodes` or `replays/u1`.
+    values: what may be chosen.
+    ordered: True where neighbouring values give similar plans.
+  """
+
+  name: str
+  values: tuple
+  ordered: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Space:
+  """Every plan that a search considers.
+
+  Counts say how many tasks reward workers do, or for a scheme that plans freely may do: which ones
+  follows from the count, for candidates of a step are alike. Generations and replays leave from the
+  end of the order, where they hold up nobody; decodes from the front (or, by choice, the end),
+  where their judgements are waited for first.
+
+  Attributes:
+    shape: the step.
+    scheme: its bindings and `plan_space` say which knobs there are.
+    slots: the workers.
+    knobs: the choices; none for a scheme without any.
+  """
+
+  shape: StepShape
+  scheme: Scheme
+  slots: tuple[WorkerSlot, ...]
+  knobs: tuple[Knob, ...]
+
+  @property
+  def size(self) -> int:
+    """How many plans there are."""
+    return math.prod(len(knob.values) for knob in self.knobs)
+
+  def chosen(self, point: Point) -> dict:
+    """Name -> value of each knob."""
+    return {knob.name: knob.values[i] for knob, i in zip(self.knobs, point, strict=True)}
+
+  def plan(self, point: Point) -> Plan:
+    """The plan of a point."""
+    chosen = self.chosen(point)
+    shape, free = self.shape, "generate" in _moved(self.scheme)
+    moved = "any" if free else "reward"
+    everyone = tuple(range(shape.candidates))
+    groups: dict[str, str] = {}
+    if "decodes" in chosen:
+      _share(groups, [f"decode/c{c}" for c in everyone], chosen["decodes"], moved)
+    for c in shape.anchors if "decodes" in chosen else ():
+      groups[f"decode/c{c}"] = moved if chosen["decodes"] else "actor"
+    if "generations" in chosen:
+      _share(groups, [f"generate/c{c}" for c in everyone], -chosen["generations"], moved)
+    if "references" in chosen:
+      _share(groups, [f"reference/c{c}" for c in everyone], -chosen["references"], moved)
+    fused = fused_candidates(shape, chosen.get("fused", 0))
+    splits: dict[tuple[int, int], tuple[tuple[int, ...], ...]] = {}
+    whole = tuple(range(shape.blocks))
+    for update, members in enumerate(shape.updates):
+      apart = members[len(members) - chosen.get(f"splits/u{update}", 0) :]
+      names = []
+      for c in members:
+        if update == 0 and c in fused:
+          continue
+        parts = tuple((b,) for b in whole) if c in apart else (whole,)
+        if len(parts) > 1:
+          splits[update, c] = parts
+        names += [replay_id(update, c, part) for part in parts]
+      if f"replays/u{update}" in chosen:
+        count = sum(
+          len(splits.get((update, c), (whole,))) for c in _last(members, chosen, update, fused)
+        )
+        _share(groups, names, -count, moved)
+    order, offload = chosen.get("order", "kind"), chosen.get("offload", False)
+    return Plan(groups, self._batches(chosen), splits, fused, order, offload)
+
+  def _batches(self, chosen: dict) -> tuple[tuple[int, ...], ...]:
+    if "judging" not in chosen:
+      return scheme_batches(self.scheme, self.shape, self.slots)
+    size, across = chosen["judging"]
+    judges = sum(slot.group in ("reward", "both") for slot in self.slots)
+    return judge_batches(self.shape, judges, size, across=across)
+
+
+def _last(members: Sequence[int], chosen: dict, update: int, fused: frozenset[int]) -> list[int]:
+  """The members whose replays may leave the actors."""
+  mine = [c for c in members if not (update == 0 and c in fused)]
+  return mine[max(len(mine) - chosen[f"replays/u{update}"], 0) :]
+
+
+def _moved(scheme: Scheme) -> frozenset[str]:
+  """Kinds that a plan may move to reward workers."""
+  return frozenset(k for k, groups in scheme.bindings.items() if len(groups) > 1)
+
+
+def _share(groups: dict[str, str], names: Sequence[str], count: int, moved: str) -> None:
+  """Gives |count| of some tasks away: the first ones, or for a negative count the last."""
+  for place, name in enumerate(names):
+    away = place < count if count >= 0 else place >= len(names) + count
+    groups[name] = moved if away else "actor"
+
+
+def space(
+  shape: StepShape,
+  scheme: Scheme,
+  slots: Sequence[WorkerSlot],
+  fused: int | None = None,
+  *,
+  offload: bool = False,
+) -> Space:
+  """Gives the plans of a scheme on some workers.
+
+  Args:
+    shape: the step.
+    scheme: the execution scheme.
+    slots: the workers; without reward workers nothing can move.
+    fused: how many candidates fuse; None: a choice, where the scheme has it.
+    offload: True where judges may sleep.
+
+  Raises:
+    ValueError: if more candidates are to fuse than the first mini-batch has.
+  """
+  able = scheme.plan_space
+  knobs: list[Knob] = []
+  n = shape.candidates
+  moved = _moved(scheme) if any(slot.group == "reward" for slot in slots) else frozenset()
+  if "judge_batching" in able:
+    knobs.append(Knob("judging", _judging(shape, slots), ordered=False))
+  if "order" in able:
+    orders: tuple[Order, ...] = ("kind", "update")
+    knobs.append(Knob("order", orders, ordered=False))
+  if "decode" in moved:
+    ends = tuple(range(-n, n + 1)) if "order" in able else tuple(range(n + 1))
+    knobs.append(Knob("decodes", ends))
+  if "generate" in moved:
+    knobs.append(Knob("generations", tuple(range(n + 1))))
+  if "reference" in moved and shape.reference:
+    knobs.append(Knob("references", tuple(range(n + 1))))
+  for update, members in enumerate(shape.updates):
+    if "replay" in moved:
+      knobs.append(Knob(f"replays/u{update}", tuple(range(len(members) + 1))))
+    if "split_replays" in able and shape.blocks > 1:
+      knobs.append(Knob(f"splits/u{update}", tuple(range(len(members) + 1))))
+  if offload:
+    knobs.append(Knob("offload", (False, True), ordered=False))
+  if "fused" in able:
+    count = len(shape.updates[0])
+    fused_candidates(shape, fused or 0)
+    values = tuple(range(count + 1)) if fused is None else (fused,)
+    knobs.append(Knob("fused", values))
+  return Space(shape, scheme, tuple(slots), tuple(knobs))
+
+
+def _judging(shape: StepShape, slots: Sequence[WorkerSlot]) -> tuple[tuple[int, bool], ...]:
+  """(jobs of a task, across mini-batches): every size that changes the number of tasks."""
+  judges = sum(slot.group in ("reward", "both") for slot in slots)
+  jobs, updates = len(shape.jobs), max(len(set(shape.job_updates())), 1)
+  out = [(0, False), (0, True)]
+  for across, most in ((False, math.ceil(jobs / updates)), (True, jobs)):
+    # More tasks than a few a judge only lose the gain of batching.
+    counts = sorted({math.ceil(most / k) for k in range(1, 4 * judges + 1)} | {1})
+    out += [(size, across) for size in counts]
+  return tuple(dict.fromkeys(out))
