@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
@@ -98,10 +98,19 @@ class Process:
     return f"node {self.host}/{self.node[:8]}, {self.device}, pid {self.pid}"
 
 
+def real_worker(spec: WorkerSpec) -> Any:
+  """Makes a worker that computes; the first import of JAX in its process."""
+  from sbjax.compilation import cache_dir, use_cache
+  from sbjax.runtime.worker import Worker
+
+  use_cache(cache_dir())
+  return Worker(spec.name, lambda: load_builder(spec)(spec.settings))
+
+
 class _RayWorker:
   """The actor: sets its process up before JAX is imported, then runs operations."""
 
-  def __init__(self, spec: WorkerSpec, slot: int, cores_per_worker: int):
+  def __init__(self, spec: WorkerSpec, slot: int, cores_per_worker: int, make: Callable):
     os.makedirs(os.path.dirname(spec.log_file), exist_ok=True)
     log = os.open(spec.log_file, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o644)
     os.dup2(log, 1)
@@ -116,11 +125,7 @@ class _RayWorker:
     names = [f"core {c}" for c in cores] or [f"GPU {g}" for g in gpus] or ["all cores"]
     node = ray.get_runtime_context().get_node_id()
     self._process = Process(socket.gethostname(), node, os.getpid(), ", ".join(names))
-    from sbjax.compilation import cache_dir, use_cache
-    from sbjax.runtime.worker import Worker
-
-    use_cache(cache_dir())
-    self._worker = Worker(spec.name, lambda: load_builder(spec)(spec.settings))
+    self._worker = make(spec)
 
   def process(self) -> Process:
     """Says where it runs."""
@@ -142,6 +147,7 @@ class RayExecutor:
     address: a running cluster's address, or None to start Ray on this machine, on 127.0.0.1 only.
     cache_dir: compilation cache of workers on this machine. On a cluster, unless the environment
       names one for all, each machine uses one of its own: programs for CPUs differ by processor.
+    make_worker: makes what answers a worker's calls, in the worker's process.
   """
 
   def __init__(
@@ -152,8 +158,10 @@ class RayExecutor:
     devices_per_worker: int = 1,
     cache_dir: str,
     address: str | None = None,
+    make_worker: Callable[[WorkerSpec], Any] = real_worker,
   ):
     self._address = address
+    self._make_worker = make_worker
     self._cores_per_worker = cores_per_worker
     self._gpus_per_worker = gpus_per_worker
     self._specs: dict[str, WorkerSpec] = {}
@@ -245,7 +253,7 @@ class RayExecutor:
           self._places, placement_group_bundle_index=list(self._specs).index(worker)
         ),
       )
-      .remote(spec, self._slots()[worker], self._cores_per_worker)
+      .remote(spec, self._slots()[worker], self._cores_per_worker, self._make_worker)
     )
     self._actors[worker] = actor
     self._processes[worker] = actor.process.remote()
@@ -329,6 +337,8 @@ class RayExecutor:
 
   def respawn(self, worker: str) -> None:
     """Creates a fresh actor of the same name, in the same place while its node lives."""
+    # One that was only out of reach would keep the place.
+    ray.kill(self._actors[worker], no_restart=True)
     self._create(worker)
 
   def process(self, worker: str) -> Process | None:
