@@ -80,6 +80,7 @@ def get_config() -> config_dict.ConfigDict:
   c.reward.function = ""  # module:function or file.py:function, for name='function'
   c.reward.components = ("digit", "colour", "motion")
   c.reward.weights = (1.0, 0.25, 0.25)
+  c.reward.views = 6  # 'world': shifted readings that are averaged; 12 make a judge twice as slow
   c.reward.optional = ()  # components whose failure leaves them out of their group's sum
   c.reward.retries = 2
   c.reward.timeout_s = 60.0

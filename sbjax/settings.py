@@ -168,6 +168,7 @@ class SettingsReward:
   judge: SettingsJudge
   components: tuple[str, ...]
   weights: tuple[float, ...]
+  views: Annotated[int, Range(1, 16)]
   optional: tuple[str, ...]
   retries: Whole
   timeout_s: Seconds

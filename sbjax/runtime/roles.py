@@ -221,7 +221,7 @@ def _judge(settings: Settings, world: Any) -> Judge:
     if name == "function":
       return FunctionJudge(reward.function, catalogue.components_of(reward, name))
     if name == "world":
-      return WorldJudge(world)
+      return WorldJudge(world, reward.views)
     return catalogue.conversation_judge(reward.judge, name)
 
   return JudgeTable({name: build(name) for name in reward.judges})

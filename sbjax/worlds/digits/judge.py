@@ -9,6 +9,7 @@ reward model is.
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +21,11 @@ from sbjax.worlds.digits import data, prompts
 
 KEYPOINTS = 8
 # Shifts (rows, columns) in pixels under which a video is read, each a reading of its own. What a
-# policy could gain from one reading's blind spots averages out over six.
+# policy could gain from one reading's blind spots averages out over the first six; more make a
+# slower judge, for studies of scheduling.
 VIEWS = ((0, 0), (2, 0), (-2, 0), (0, 2), (0, -2), (1, 1))
+VIEWS += ((-1, -1), (1, -1), (-1, 1), (2, 2), (-2, -2), (2, -2), (-2, 2), (1, 0), (-1, 0), (0, 1))
+DEFAULT_VIEWS = 6
 # Motion is read while a real video cannot have met a wall yet; later frames may move back.
 MOTION_FRAMES = data.FRAMES
 HEADS = {
@@ -156,9 +160,11 @@ def probabilities(
   return {name: jax.nn.softmax(value, axis=-1) for name, value in judge(frames).items()}
 
 
-@jax.jit
-def _tables(judge: Judge, videos: UInt8[Array, "batch time 64 64 3"]) -> dict[str, Array]:
-  """Probabilities averaged over VIEWS: a verdict that hangs on single pixels is worth little."""
+@functools.partial(jax.jit, static_argnames="views")
+def _tables(
+  judge: Judge, videos: UInt8[Array, "batch time 64 64 3"], *, views: int
+) -> dict[str, Array]:
+  """Probabilities averaged over views: a verdict that hangs on single pixels is worth little."""
   frames = videos.astype(jnp.float32) / 255.0
   margin = max(abs(step) for view in VIEWS for step in view)
   edges = ((0, 0), (0, 0), (margin, margin), (margin, margin), (0, 0))
@@ -168,18 +174,19 @@ def _tables(judge: Judge, videos: UInt8[Array, "batch time 64 64 3"]) -> dict[st
     start = (0, 0, margin + view[0], margin + view[1], 0)
     return probabilities(judge, jax.lax.dynamic_slice(padded, start, frames.shape))
 
-  tables = jax.lax.map(one, jnp.asarray(VIEWS, jnp.int32))
+  tables = jax.lax.map(one, jnp.asarray(VIEWS[:views], jnp.int32))
   return {name: table.mean(axis=0) for name, table in tables.items()}
 
 
 def tables(
-  judge: Judge, videos: UInt8[np.ndarray, "batch time 64 64 3"]
+  judge: Judge, videos: UInt8[np.ndarray, "batch time 64 64 3"], views: int = DEFAULT_VIEWS
 ) -> dict[str, Float[np.ndarray, "batch classes"]]:
   """Class probabilities of every head as the reward reads them, float64, keys as in HEADS.
 
   Args:
     judge: the trained judge.
     videos: bytes, any length of at least 5 frames.
+    views: how many shifted readings are averaged, 1 to 16.
 
   Raises:
     ValueError: if the videos have another shape or dtype, or too few frames.
@@ -190,7 +197,7 @@ def tables(
     )
   if videos.shape[1] < 5:
     raise ValueError(f"videos has {videos.shape[1]} frames; the judge needs at least 5")
-  read = _tables(judge, jnp.asarray(videos))
+  read = _tables(judge, jnp.asarray(videos), views=views)
   return {name: np.asarray(table, np.float64) for name, table in read.items()}
 
 
@@ -198,6 +205,7 @@ def judge_videos(
   judge: Judge,
   videos: UInt8[np.ndarray, "batch time 64 64 3"],
   asked: list[str] | tuple[str, ...],
+  views: int = DEFAULT_VIEWS,
 ) -> dict[str, Float[np.ndarray, " batch"]]:
   """How probable the judge finds what each prompt asked for.
 
@@ -205,6 +213,7 @@ def judge_videos(
     judge: the trained judge.
     videos: bytes, any length of at least 5 frames.
     asked: one prompt per video.
+    views: how many shifted readings are averaged, 1 to 16.
 
   Returns:
     "digit", "colour" and "motion" (direction times speed), each float64 [batch] in [0, 1].
@@ -215,7 +224,7 @@ def judge_videos(
   if len(asked) != len(videos):
     raise ValueError(f"prompts has {len(asked)} entries for {len(videos)} videos")
   wanted = prompts.parse_all(asked)
-  read = tables(judge, videos)
+  read = tables(judge, videos, views)
   rows = np.arange(len(videos))
   p = {name: read[name][rows, wanted[name]] for name in HEADS}
   return {"digit": p["digit"], "colour": p["colour"], "motion": p["direction"] * p["speed"]}

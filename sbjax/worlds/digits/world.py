@@ -247,9 +247,10 @@ def judge_videos(
   world: World,
   videos: UInt8[np.ndarray, "batch frames 64 64 3"],
   asked: list[str] | tuple[str, ...],
+  views: int = judge.DEFAULT_VIEWS,
 ) -> dict[str, Float[np.ndarray, " batch"]]:
   """Probabilities that digit, colour and motion are as asked; see `judge.judge_videos`."""
-  return judge.judge_videos(world.judge, videos, asked)
+  return judge.judge_videos(world.judge, videos, asked, views)
 
 
 def heldout_scores(
