@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from sbjax import files
+from sbjax.dataflow.bound import lower_bound
 from sbjax.dataflow.graph import DRIVER_KINDS, StepGraph
 from sbjax.dataflow.plan import Plan, StepShape
 from sbjax.dataflow.schemes import SCHEMES
@@ -225,10 +226,8 @@ class _Run:
     if plan.simulated_s is not None:
       return plan.simulated_s, plan.bound_s
     shape, scheme, slots = self._shape(), self.driver.scheme, self.driver.slots
-    from sbjax.dataflow.bound import lower_bound
-
     simulated_s = simulate(shape, scheme, plan, slots, costs).step_s
-    return simulated_s, lower_bound(shape, scheme, slots, costs)
+    return simulated_s, lower_bound(shape, scheme, slots, costs, fused=len(plan.fused))
 
   def _shape(self) -> StepShape:
     """The indices of the step that was taken last."""

@@ -69,7 +69,7 @@ def write_timelines(
     if not panel.spans:
       raise ValueError(f"scheme {panel.name!r} has no spans; draw a step that has run")
   rows = [representatives(panel.spans) for panel in panels]
-  top_in, bottom_in = 0.95, 0.5
+  top_in, bottom_in = 0.8, 0.5
   body_in = sum(_TITLE_IN + _ROW_IN * len(r) for r in rows)
   height_in = top_in + body_in + bottom_in
   figure = Figure(figsize=(_WIDTH_IN, height_in), dpi=150)
