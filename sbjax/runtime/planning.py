@@ -5,6 +5,7 @@ import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 
+from sbjax.dataflow import place
 from sbjax.dataflow.costs import StepCosts, WorkerCosts
 from sbjax.dataflow.plan import Plan, StepShape, WorkerSlot, fixed_plan, fused_candidates
 from sbjax.dataflow.schemes import Scheme
@@ -80,8 +81,6 @@ class Planner:
       )
       count = max(self.fused or 0, 0)
       return dataclasses.replace(plan, fused=fused_candidates(shape, count))
-    from sbjax.dataflow import place
-
     return place.search(shape, self._scheme, self._slots, self.costs, fused=self.fused)
 
   def observe(self, spans: Sequence[Span]) -> str | None:
