@@ -47,6 +47,11 @@ class JudgeCurve:
     return (self.fixed_s + self.each_s * videos) * growth
 
 
+_JUDGES = MappingProxyType(
+  {"vr_thinker": JudgeCurve(0.4, 0.4), "unified_reward_flex": JudgeCurve(0.15, 0.15)}
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class PaperCosts:
   """The numbers, for 21 latent frames at 480p with the 1.3B model; a rollout is 1 second.
@@ -77,14 +82,11 @@ class PaperCosts:
   units_share: float = 0.02
   fused_s: float = 0.65
   attention_share: float = 0.3
-  judges: Mapping[str, JudgeCurve] = MappingProxyType(
-    {
-      "vr_thinker": JudgeCurve(0.4, 0.4),
-      "unified_reward_flex": JudgeCurve(0.15, 0.15),
-    }
-  )
+  judges: Mapping[str, JudgeCurve] = dataclasses.field(default_factory=lambda: dict(_JUDGES))
   swap_s: float = 0.0
-  model_scale: Mapping[str, float] = MappingProxyType({"1.3B": 1.0, "5B": 2.5})
+  model_scale: Mapping[str, float] = dataclasses.field(
+    default_factory=lambda: {"1.3B": 1.0, "5B": 2.5}
+  )
   window_frames: int = 12
   gradient_steps_share: float = 0.5
   reduce_s: float = 0.001
