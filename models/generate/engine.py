@@ -26,7 +26,7 @@ from models.layers.dense import Tree
 from models.qwen_vl.cache import Cache, empty_cache
 from models.qwen_vl.positions import place
 from models.qwen_vl.presets import QwenVLConfig
-from models.qwen_vl.sharding import cache_sharding
+from models.qwen_vl.sharding import cache_shardings
 
 DecodeText = Callable[[Sequence[int]], str]
 
@@ -289,8 +289,7 @@ class Engine:
   def _placed(self, cache: Cache) -> Cache:
     if self._mesh is None:
       return cache
-    heads = self._model.text.num_kv_heads
-    return jax.device_put(cache, cache_sharding(self._mesh, heads, cache.length))
+    return jax.device_put(cache, cache_shardings(self._mesh, cache))
 
   # Work.
 

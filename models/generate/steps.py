@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from models.generate.sampling import Mode, Sampling, choose
 from models.layers.dense import Tree
-from models.qwen_vl.cache import Cache, Extend, Keys, attend, write
+from models.qwen_vl.cache import Cache, Extend, Keys, attend, empty_cache, fit, merge
 from models.qwen_vl.presets import TextConfig
 from models.qwen_vl.text import decode, embed_tokens, logits
 
@@ -140,11 +140,8 @@ def decode_burst(
     vocab_limit: see `choose`.
   """
   count = rows.token.shape[0]
-  shape = (count, config.num_kv_heads, steps, config.head_dim)
-  kind = cache.k[0].dtype
-  stage = Cache(
-    *(tuple(jnp.zeros(shape, kind) for _ in range(config.num_layers)) for _ in range(2))
-  )
+  kind = cache.v[0].dtype
+  stage = empty_cache(config, count, steps, kind)
   held = jnp.arange(cache.length, dtype=jnp.int32)[None, None] < rows.length[:, None, None]
   first = _Loop(
     step=jnp.zeros((), jnp.int32),
@@ -167,16 +164,15 @@ def decode_burst(
 
   def body(loop: _Loop) -> _Loop:
     j = loop.step
-    new = [list(loop.stage.k), list(loop.stage.v)]
+    new_k, new_v = list(loop.stage.k), list(loop.stage.v)
     staged = jnp.broadcast_to(jnp.arange(steps, dtype=jnp.int32) <= j, (count, 1, steps))
 
     def mix(layer: int, q: Array, k: Array, v: Array) -> Array:
-      for store, value in zip(new, (k, v), strict=True):
-        store[layer] = jax.lax.dynamic_update_slice_in_dim(
-          store[layer], value.astype(kind), j, axis=2
-        )
+      column = k.swapaxes(2, 3).astype(kind)
+      new_k[layer] = jax.lax.dynamic_update_slice_in_dim(new_k[layer], column, j, axis=3)
+      new_v[layer] = jax.lax.dynamic_update_slice_in_dim(new_v[layer], v.astype(kind), j, axis=2)
       past = Keys(cache.k[layer], cache.v[layer], held)
-      return attend(q, [past, Keys(new[0][layer], new[1][layer], staged)])
+      return attend(q, [past, Keys(new_k[layer], new_v[layer], staged)])
 
     x = embed_tokens(p, loop.token)[:, None]
     at = rows.position + j + jnp.where(j > 0, rows.jump, 0)
@@ -198,15 +194,11 @@ def decode_burst(
       j + 1,
     )
     active = loop.active & ~stopped & (left > 0)
-    return _Loop(j + 1, token, active, left, Cache(tuple(new[0]), tuple(new[1])), burst)
+    return _Loop(j + 1, token, active, left, Cache(tuple(new_k), tuple(new_v)), burst)
 
   last = jax.lax.while_loop(goes_on, body, first)
   every = jnp.arange(count, dtype=jnp.int32)
-  merged = [
-    tuple(write(old, new, every, rows.length) for old, new in zip(olds, news, strict=True))
-    for olds, news in zip(cache, last.stage, strict=True)
-  ]
-  return last.burst, Cache(*merged)
+  return last.burst, merge(cache, last.stage, every, rows.length)
 
 
 class _Loop(NamedTuple):
@@ -230,27 +222,16 @@ def _log_prob(scores: Array, token: Array) -> Array:
 @functools.partial(jax.jit, static_argnames=("rows", "length"))
 def resize(cache: Cache, order: Int[Array, " kept"], *, rows: int, length: int) -> Cache:
   """A cache of another size: row i is the old row `order[i]`; what is new is zero."""
-
-  def one(store: Array) -> Array:
-    kept = jnp.take(store, order, axis=0)[:, :, :length]
-    pad = ((0, rows - kept.shape[0]), (0, 0), (0, length - kept.shape[2]), (0, 0))
-    return jnp.pad(kept, pad)
-
-  return jax.tree.map(one, cache)
+  return fit(cache, order, rows, length)
 
 
 @functools.partial(jax.jit, static_argnames=("length",))
 def take_row(cache: Cache, row: Int[Array, ""], *, length: int) -> Cache:
   """The first `length` tokens of a row, as a cache of one row."""
-
-  def one(store: Array) -> Array:
-    return jax.lax.dynamic_slice_in_dim(store, row, 1, axis=0)[:, :, :length]
-
-  return jax.tree.map(one, cache)
+  return fit(cache, row[None], 1, length)
 
 
 @functools.partial(jax.jit, donate_argnames=("cache",))
 def put_row(cache: Cache, row: Int[Array, ""], taken: Cache) -> Cache:
   """The cache with a taken row at the beginning of another row."""
-  rows, zero = row[None], jnp.zeros((1,), jnp.int32)
-  return jax.tree.map(lambda store, new: write(store, new, rows, zero), cache, taken)
+  return merge(cache, taken, row[None], jnp.zeros((1,), jnp.int32))

@@ -11,9 +11,10 @@ from typing import Any
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from models.qwen_vl.cache import Cache
+
 # Maps whose inputs are what the cut ones before them gave.
 NARROWING = ("o", "down", "proj", "fc2")
-CACHE = P(None, "fsdp", "seq", None)  # [rows, kv_heads, length, head_dim]
 
 
 def parameter_spec(name: str, shape: tuple[int, ...], fsdp: int) -> P:
@@ -41,16 +42,19 @@ def parameter_shardings(parameters: Mapping[str, Any], mesh: Mesh) -> dict[str, 
   }
 
 
-def cache_sharding(mesh: Mesh, kv_heads: int, length: int) -> NamedSharding:
-  """The sharding of a cache's arrays; an axis that does not divide stays whole.
+def cache_shardings(mesh: Mesh, cache: Cache) -> Cache:
+  """The sharding of each of a cache's arrays; an axis that does not divide stays whole.
 
   Raises:
     ValueError: when the mesh lacks one of the two axes.
   """
   _check(mesh)
-  heads = "fsdp" if kv_heads % mesh.shape["fsdp"] == 0 else None
-  tokens = "seq" if length % mesh.shape["seq"] == 0 else None
-  return NamedSharding(mesh, P(None, heads, tokens, None))
+  heads = "fsdp" if cache.v[0].shape[1] % mesh.shape["fsdp"] == 0 else None
+  tokens = "seq" if cache.length % mesh.shape["seq"] == 0 else None
+  k, v = (
+    NamedSharding(mesh, spec) for spec in (P(None, heads, None, tokens), P(None, heads, tokens))
+  )
+  return Cache(tuple(k for _ in cache.k), tuple(v for _ in cache.v))  # type: ignore[arg-type]
 
 
 def _check(mesh: Mesh) -> None:
