@@ -8,11 +8,10 @@ import numpy as np
 
 from models.checkpoints.families import Config, Family
 from models.checkpoints.fit import fit
-from models.checkpoints.identify import layout_of
 from models.checkpoints.load import Progress, refuse_misfit
 from models.checkpoints.opening import open_checkpoint
 from models.checkpoints.stored import StoredTensor
-from models.checkpoints.wan import part_of
+from models.checkpoints.wan import find_weights
 from models.checkpoints.write import NewTensor, write_shards
 from models.weights import TensorKey
 
@@ -59,8 +58,7 @@ def convert(
     OSError: when a file cannot be written.
   """
   checkpoint = open_checkpoint(source)
-  tensors = checkpoint.parts[part_of(checkpoint, family, part)]
-  theirs = layout_of(tensors, family, config)
+  tensors, _, theirs = find_weights(checkpoint, part, family)
   table = theirs.table(config)
   found = fit(tensors, table, family.like(config), theirs.aliases)
   refuse_misfit(checkpoint.path, found)

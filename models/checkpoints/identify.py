@@ -58,12 +58,6 @@ def identify(tensors: StateDict) -> Identity | None:
   return Identity(family, layout, preset, whole, fits[preset])
 
 
-def layout_of(tensors: StateDict, family: Family, config: Config) -> Layout:
-  """The layout of `family` that most names follow; the first one where none do."""
-  names = _patterns(map(clean_key, tensors))
-  return max(family.layouts, key=lambda layout: _share(names, layout, config))
-
-
 def choose_part(checkpoint: Checkpoint, part: str | None, kind: str, parts: Iterable[str]) -> str:
   """The part of a checkpoint to use: the one asked for, or the only one there is.
 

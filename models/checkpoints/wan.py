@@ -7,11 +7,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
 
-from models.checkpoints.families import DIT, UMT5, VAE, Config, Family
-from models.checkpoints.identify import choose_part, kind_of, layout_of
+from models.checkpoints.families import DIT, UMT5, VAE, Config, Family, Layout
+from models.checkpoints.identify import choose_part, kind_of
 from models.checkpoints.load import Progress, load_arrays
 from models.checkpoints.opening import open_checkpoint
-from models.checkpoints.stored import Checkpoint
+from models.checkpoints.stored import Checkpoint, StateDict
 from models.wan.dit import CausalWanDiT
 from models.wan.presets import DiTConfig
 from models.wan.sharding import parameter_shardings
@@ -79,25 +79,32 @@ def load_umt5(
   return model
 
 
-def part_of(checkpoint: Checkpoint, family: Family, part: str | None) -> str:
-  """The part of a checkpoint that holds a model of that family.
+def find_weights(
+  checkpoint: Checkpoint, part: str | None, family: Family | None = None
+) -> tuple[StateDict, Family, Layout]:
+  """The tensors of a checkpoint that are a model's weights, what model, and how they are named.
+
+  Args:
+    checkpoint: where they are looked for.
+    part: the state dictionary, or None for the only one that is meant.
+    family: the model that is needed; None for any.
 
   Raises:
     ValueError: as `choose_part`, and when the part is another kind of model.
   """
   kinds = {name: kind_of(tensors) for name, tensors in checkpoint.parts.items()}
-  fitting = [name for name, found in kinds.items() if found and found[0] is family]
-  chosen = choose_part(checkpoint, part, family.name, fitting)
-  found = kinds[chosen]
-  if found is not None and found[0] is not family:
-    raise ValueError(f"{checkpoint.path} holds a {found[0].name}, and a {family.name} is needed.")
-  if found is None:
-    names = list(checkpoint.parts[chosen])
-    shown = ", ".join(names[:3]) + (" …" if len(names) > 3 else "")
+  fitting = [n for n, kind in kinds.items() if kind and family in (None, kind[0])]
+  wanted = "known model" if family is None else family.name
+  chosen = choose_part(checkpoint, part, wanted, fitting)
+  kind, tensors = kinds[chosen], checkpoint.parts[chosen]
+  if kind is None:
+    shown = ", ".join(list(tensors)[:3]) + (" …" if len(tensors) > 3 else "")
     raise ValueError(
-      f"{checkpoint.path} holds tensors of no known model ({shown}); a {family.name} is needed."
+      f"{checkpoint.path} holds tensors of no known model ({shown}); a {wanted} is needed."
     )
-  return chosen
+  if family not in (None, kind[0]):
+    raise ValueError(f"{checkpoint.path} holds a {kind[0].name}, and a {wanted} is needed.")
+  return tensors, *kind
 
 
 def _load(
@@ -110,8 +117,7 @@ def _load(
   progress: Progress | None,
 ) -> nnx.Module:
   checkpoint = open_checkpoint(path)
-  tensors = checkpoint.parts[part_of(checkpoint, family, part)]
-  layout = layout_of(tensors, family, config)
+  tensors, _, layout = find_weights(checkpoint, part, family)
   model = family.abstract(config, param_dtype)
   like = parameters(model)
   shardings = None

@@ -132,6 +132,7 @@ PRESETS = {
   "digits": VAEConfig(
     name="digits",
     base_dim=8,
+    z_dim=8,
     dim_mult=(1, 3, 6, 6),
     num_res_blocks=1,
     decoder_extra_res_blocks=0,
