@@ -10,6 +10,7 @@ from sbjax.dataflow.build import build_step
 from sbjax.dataflow.costs import StepCosts
 from sbjax.dataflow.graph import StepGraph
 from sbjax.dataflow.plan import Plan, worker_slots
+from sbjax.dataflow.profile import Profile
 from sbjax.dataflow.schemes import scheme as scheme_of
 from sbjax.rewards.protocol import Group, Reward
 from sbjax.runtime import memory
@@ -19,6 +20,7 @@ from sbjax.runtime.executor import Call, Executor, Handle, Result, WorkerLost, W
 from sbjax.runtime.metrics import step_metrics
 from sbjax.runtime.planning import Planner, can_fuse
 from sbjax.runtime.pool import Pool, RunFailed
+from sbjax.runtime.profiling import devices_of, fingerprint, video_size
 from sbjax.runtime.recipe import Recipe
 from sbjax.runtime.records import CandidateRecord, EvalResult, StepResult, TrainState
 from sbjax.runtime.scalars import weighted_reward
@@ -77,6 +79,16 @@ class Driver:
     self.pool.drain()
     for name in self.pool.workers:
       self._say(self.executor.describe(name))
+
+  def use_profile(self, profile: Profile) -> None:
+    """Plans by a profile file from now on.
+
+    Raises:
+      ValueError: it was measured on other devices or with another configuration.
+    """
+    devices = devices_of(self.facts, self.slots)
+    profile.check(fingerprint(self.recipe.settings), devices)
+    self.planner.use(profile.costs(*video_size(self.recipe, self.pixel_stride)))
 
   def start(self, prompt: str, restored: TrainState | None) -> TrainHandles:
     """Waits for the workers, makes or restores the training state, and warms up.

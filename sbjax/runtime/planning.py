@@ -53,6 +53,10 @@ class Planner:
       return 0
     return None if self._runtime.fused < 0 else self._runtime.fused
 
+  def use(self, costs: StepCosts) -> None:
+    """Takes a profile's costs; the run no longer measures itself to plan."""
+    self._own, self.costs, self._planned_with, self.plan = False, costs, costs, None
+
   def warmed(self, warm: WarmUp) -> None:
     """Takes the warm-up's times where there is no profile."""
     if self._own:

@@ -32,7 +32,13 @@ def fingerprint(settings: Settings) -> str:
       settings.algorithm.kl_coef > 0,
       settings.advantage.combine == "separate_loss",
     ],
-    "reward": [reward.judges, reward.function, reward.components, dataclasses.asdict(reward.judge)],
+    "reward": [
+      reward.judges,
+      reward.function,
+      reward.components,
+      reward.views,
+      dataclasses.asdict(reward.judge),
+    ],
     "runtime": [
       runtime.devices_per_worker,
       runtime.mesh,
