@@ -20,14 +20,21 @@ Exit codes: 0 done; 1 failed; 2 the command cannot work, with one sentence on st
 after SIGINT and SIGTERM.
 """
 
+import contextlib
 import dataclasses
+import os
 import pathlib
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from sbjax import command
 from sbjax import config as config_lib
 from sbjax.settings import Settings
+
+if TYPE_CHECKING:
+  from sbjax.report.compare import Opened
 
 FLAGS = {
   "schemes": "which schemes",
@@ -124,20 +131,79 @@ def run(request: Request) -> int:
   train_prompts, _ = prompt_lib.from_settings(request.settings)
   if request.settings.runtime.executor == "inline":
     _say("runtime.executor is inline: tasks run one after another, so nothing overlaps")
-  compare.compare(
-    settings,
-    train_prompts,
-    request.workdir,
-    compare.open_real,
-    config=request.config,
-    steps=request.steps,
-    paired=request.paired,
-    emulated=False,
-    say=_say,
-  )
+  with contextlib.ExitStack() as stack:
+    if request.paired:
+      stack.enter_context(room(list(settings.values())))
+    compare.compare(
+      settings,
+      train_prompts,
+      request.workdir,
+      open_workers,
+      config=request.config,
+      steps=request.steps,
+      paired=request.paired,
+      emulated=False,
+      say=_say,
+    )
   for name in ("report.html", "report.json", "timelines.png", "steps.png", "timeline", "logs"):
     _say(f"{name:<14} {request.workdir / name}")
   return command.EXIT_DONE
+
+
+@contextlib.contextmanager
+def open_workers(
+  settings: Settings, log_dir: str, say: Callable[[str], None]
+) -> "Iterator[Opened]":
+  """Makes a scheme's workers, as a training run does, and ends them.
+
+  Args:
+    settings: checked settings.
+    log_dir: folder for the workers' output.
+    say: prints one line.
+  """
+  from sbjax.compilation import cache_dir, use_cache
+  from sbjax.report.compare import Opened
+  from sbjax.runtime.driver import Driver, make_executor
+  from sbjax.runtime.roles import recipe_of, reward_of
+
+  if settings.runtime.executor == "inline":
+    use_cache(cache_dir())
+  recipe, reward = recipe_of(settings), reward_of(settings)
+  executor = make_executor(recipe, cache_dir())
+  try:
+    driver = Driver(recipe, executor, reward, log_dir, say)
+    driver.wait_for_workers()
+    yield Opened(driver, reward)
+  finally:
+    executor.shutdown()
+
+
+@contextlib.contextmanager
+def room(settings: Sequence[Settings]) -> Iterator[None]:
+  """Starts Ray on this machine with CPUs for the workers of all schemes at once.
+
+  An executor alone would start it with CPUs for its own. Only one scheme works at a time, so that
+  the cores that they share are not overfilled. A cluster, and the inline executor, are left alone.
+
+  Args:
+    settings: of every scheme.
+  """
+  runtime = settings[0].runtime
+  if runtime.executor != "ray" or runtime.ray_address:
+    yield
+    return
+  import ray
+
+  workers = len(settings) * (runtime.actor_workers + runtime.reward_workers)
+  cpus = max(workers * max(1, runtime.cores_per_worker), os.cpu_count() or 1)
+  handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
+  ray.init(num_cpus=cpus, include_dashboard=False, log_to_driver=False, configure_logging=False)
+  for number, handler in handlers.items():  # Ray's own end the process without a word
+    signal.signal(number, handler)
+  try:
+    yield
+  finally:
+    ray.shutdown()
 
 
 def _say(text: str) -> None:

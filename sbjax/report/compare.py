@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import json
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -153,10 +153,8 @@ class _Run:
   ):
     self.driver, self._reward, self._settings = opened.driver, opened.reward, settings
     self._prompts, self._say, self._wanted = prompts, say, steps
-    runtime = settings.runtime
     # A run that measures itself plans once more when it has; only then does its plan stay.
-    itself = runtime.plan == "search" and not runtime.profile
-    self.warm_up_steps = OWN_STEPS if itself else 1
+    self.warm_up_steps = OWN_STEPS if settings.runtime.plan == "search" else 1
     self._state: TrainHandles | None = None
     self._step = 0
     self._measured: list[MeasuredStep] = []
@@ -273,7 +271,7 @@ def _write(workdir: pathlib.Path, report: dict[str, Any], measured: Sequence[Mea
   lines, bars = workdir / "timelines.png", workdir / "steps.png"
   compare_plot.write_timelines(
     lines,
-    compare_report.panels(report, measured),
+    _panels(report, measured),
     mark=mark,
     title="One actor and one reward worker under each scheme",
   )
@@ -294,30 +292,20 @@ def _write(workdir: pathlib.Path, report: dict[str, Any], measured: Sequence[Mea
   files.atomic_write(workdir / "report.html", compare_html.render(report, pictures))
 
 
+def _panels(report: Mapping[str, Any], measured: Sequence[Measured]) -> list[compare_plot.Panel]:
+  """What the timelines' picture shows: each scheme's typical step."""
+  out = []
+  for m in measured:
+    factor = report["schemes"][m.scheme]["speedup_vs_colocated"]
+    note = (
+      f"{factor:.2f} x {compare_report.BASELINE}"
+      if factor is not None and m.scheme != compare_report.BASELINE
+      else ""
+    )
+    step = m.typical
+    out.append(compare_plot.Panel(m.scheme, step.spans, step.waits, step.step_s, note))
+  return out
+
+
 def _prefixed(say: Callable[[str], None], name: str) -> Callable[[str], None]:
   return lambda text: say(f"{name}: {text}")
-
-
-@contextlib.contextmanager
-def open_real(settings: Settings, log_dir: str, say: Callable[[str], None]) -> Iterator[Opened]:
-  """Makes real workers, as a training run does.
-
-  Args:
-    settings: checked settings.
-    log_dir: folder for the workers' output.
-    say: prints one line.
-  """
-  from sbjax.compilation import cache_dir, use_cache
-  from sbjax.runtime.driver import make_executor
-  from sbjax.runtime.roles import recipe_of, reward_of
-
-  if settings.runtime.executor == "inline":
-    use_cache(cache_dir())
-  recipe, reward = recipe_of(settings), reward_of(settings)
-  executor = make_executor(recipe, log_dir, cache_dir())
-  try:
-    driver = Driver(recipe, executor, reward, log_dir, say)
-    driver.wait_for_workers()
-    yield Opened(driver, reward)
-  finally:
-    executor.shutdown()

@@ -9,7 +9,6 @@ import numpy as np
 from jaxtyping import Float
 
 from sbjax.report import timeline
-from sbjax.report.compare_plot import Panel
 from sbjax.report.waiting import Window, wait_frac
 from sbjax.runtime.records import Span
 
@@ -190,17 +189,6 @@ def gains(measured: Sequence[Measured], paired: bool) -> dict[str, dict[str, Any
   }
 
 
-def panels(report: Mapping[str, Any], measured: Sequence[Measured]) -> list[Panel]:
-  """What the timelines' picture shows: each scheme's typical step."""
-  out = []
-  for m in measured:
-    factor = report["schemes"][m.scheme]["speedup_vs_colocated"]
-    note = f"{factor:.2f} x {BASELINE}" if factor is not None and m.scheme != BASELINE else ""
-    step = m.typical
-    out.append(Panel(m.scheme, step.spans, step.waits, step.step_s, note))
-  return out
-
-
 COLUMNS = (
   "scheme",
   "step, s",
@@ -214,6 +202,8 @@ COLUMNS = (
   "of bound",
   "gradient differs",
 )
+
+_WORDS = ("scheme", "search", "plan")
 
 
 def rows(report: Mapping[str, Any]) -> list[tuple[str, ...]]:
@@ -240,7 +230,7 @@ def rows(report: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 
 def text_table(columns: Sequence[str], cells: Sequence[Sequence[str]], mark: str = "") -> str:
-  """Lays cells out under their columns, the first to the left, the others to the right.
+  """Lays cells out under their columns: words to the left, numbers to the right.
 
   Args:
     columns: heads.
@@ -250,9 +240,11 @@ def text_table(columns: Sequence[str], cells: Sequence[Sequence[str]], mark: str
   widths = [max(len(row[i]) for row in (columns, *cells)) for i in range(len(columns))]
   lines = []
   for row in (columns, *cells):
-    parts = [row[0].ljust(widths[0])]
-    parts += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-    lines.append("  ".join([*parts, *([mark] if mark else [])]))
+    parts = [
+      cell.ljust(width) if name in _WORDS else cell.rjust(width)
+      for name, cell, width in zip(columns, row, widths, strict=True)
+    ]
+    lines.append("  ".join([*parts, *([mark] if mark else [])]).rstrip())
   return "\n".join(lines)
 
 

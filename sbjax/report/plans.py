@@ -29,9 +29,11 @@ def words(plan: Plan, scheme: Scheme, tasks: Iterable[Task]) -> str:
     One line, e.g. `5 of 24 decodes and 3 + 4 of 12 + 12 replays on reward workers; judging 6, 6`.
   """
   parts = []
-  moved = _moved(plan, scheme, list(tasks)) if scheme.separate_groups else []
+  moved, free = _placed(plan, scheme, list(tasks)) if scheme.separate_groups else ([], [])
   if moved:
     parts.append(f"{' and '.join(moved)} on reward workers")
+  if free:
+    parts.append(f"{', '.join(free)} on whoever is idle")
   if plan.fused:
     parts.append(f"{len(plan.fused)} fused")
   if plan.splits:
@@ -42,9 +44,10 @@ def words(plan: Plan, scheme: Scheme, tasks: Iterable[Task]) -> str:
   return "; ".join(parts)
 
 
-def _moved(plan: Plan, scheme: Scheme, tasks: list[Task]) -> list[str]:
+def _placed(plan: Plan, scheme: Scheme, tasks: list[Task]) -> tuple[list[str], list[str]]:
+  """What reward workers alone do, and what either group does."""
   slots = worker_slots(scheme, 1, 1)
-  out = []
+  moved, anywhere = [], []
   for kind, noun in _NOUNS.items():
     every: collections.Counter[int] = collections.Counter()
     there: collections.Counter[int] = collections.Counter()
@@ -60,10 +63,10 @@ def _moved(plan: Plan, scheme: Scheme, tasks: list[Task]) -> list[str]:
       free += len(workers) > 1
     if sum(there.values()):
       mine = " + ".join(str(there[k]) for k in sorted(every))
-      out.append(f"{mine} of {' + '.join(str(every[k]) for k in sorted(every))} {noun}")
+      moved.append(f"{mine} of {' + '.join(str(every[k]) for k in sorted(every))} {noun}")
     if free:
-      out.append(f"any of {free} {noun}")
-  return out
+      anywhere.append(f"{free} {noun}")
+  return moved, anywhere
 
 
 def _sizes(plan: Plan) -> str:

@@ -99,10 +99,12 @@ def utilisation(spans: Sequence[Span], step_s: float | None = None) -> dict[str,
     count once.
   """
   length_s = _length_s(spans) if step_s is None else step_s
+  by_worker: dict[tuple[str, str], list[Span]] = {}
+  for span in spans:
+    by_worker.setdefault((span.group, span.worker), []).append(span)
   shares: dict[str, list[float]] = {}
   for group, worker in workers(spans):
-    mine = _busy([s for s in spans if s.worker == worker and s.group == group])
-    busy_s = sum(end - start for start, end in mine)
+    busy_s = sum(end - start for start, end in _busy(by_worker[group, worker]))
     shares.setdefault(group, []).append(busy_s / length_s if length_s > 0 else 0.0)
   return {group: statistics.fmean(values) for group, values in shares.items()}
 

@@ -94,12 +94,13 @@ def reward_waits(
 
   first_s = min(span.start_s for span in spans)
   last_s = max(span.end_s for span in spans) if step_s is None else first_s + step_s
-  out = {}
-  for worker in sorted({span.worker for span in spans}):
-    busy = union((s.start_s, s.end_s) for s in spans if s.worker == worker)
-    idle = _gaps(busy, first_s, last_s)
-    out[worker] = _intersection(union(by_worker.get(worker, ())), idle)
-  return out
+  busy: dict[str, list[Window]] = {}
+  for span in spans:
+    busy.setdefault(span.worker, []).append((span.start_s, span.end_s))
+  return {
+    worker: _intersection(union(by_worker.get(worker, ())), _gaps(union(windows), first_s, last_s))
+    for worker, windows in sorted(busy.items())
+  }
 
 
 def wait_frac(waits: Mapping[str, Sequence[Window]], spans: Sequence[Span], step_s: float) -> float:
