@@ -98,7 +98,10 @@ def get_config() -> config_dict.ConfigDict:
   c.reward.judge.frames_per_call = 8
   c.reward.judge.max_tokens = 4096  # of a reply
   c.reward.judge.temperature = 0.0
-  c.reward.judge.endpoints = ()  # servers, such as "http://127.0.0.1:8000/v1"
+  c.reward.judge.checkpoint = ""  # folder of a Qwen-VL judge that the reward workers run
+  c.reward.judge.slots = 16  # its dialogues at a time
+  c.reward.judge.context_tokens = 16384  # of one of them
+  c.reward.judge.endpoints = ()  # or servers, such as "http://127.0.0.1:8000/v1"
   c.reward.judge.model = ""  # the model's name there
   c.reward.judge.connect_timeout_s = 2.0
   c.reward.judge.total_timeout_s = 20.0  # of a judgement with all its rounds and attempts

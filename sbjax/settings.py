@@ -144,6 +144,9 @@ class SettingsJudge:
   frames_per_call: Count
   max_tokens: Count
   temperature: NotNegative
+  checkpoint: str
+  slots: Count
+  context_tokens: Count
   endpoints: tuple[str, ...]
   model: str
   connect_timeout_s: Seconds

@@ -4,6 +4,8 @@ The checks of a config read it too, so nothing here imports JAX.
 """
 
 import dataclasses
+import pathlib
+from typing import Any
 
 from sbjax.rewards import unified_reward, unified_reward_flex, vr_thinker
 from sbjax.rewards.combined import CombinedReward
@@ -104,17 +106,34 @@ def http_config(settings: SettingsJudge) -> HTTPConfig:
 
 
 def conversation_judge(
-  settings: SettingsJudge, name: str, generator: Generator | None = None
+  settings: SettingsJudge,
+  name: str,
+  generator: Generator | None = None,
+  *,
+  mesh: Any = None,
 ) -> ConversationJudge:
   """Builds a vision-language judge.
 
   Args:
     settings: how it is asked.
     name: which one.
-    generator: who answers; None: the configured servers.
+    generator: who answers; None: the configured checkpoint or servers.
+    mesh: the worker's devices, where there is more than one, for a checkpoint.
   """
-  return ConversationJudge(
-    protocol_of(settings, name), generator or HTTPGenerator(http_config(settings))
+  return ConversationJudge(protocol_of(settings, name), generator or _generator(settings, mesh))
+
+
+def _generator(settings: SettingsJudge, mesh: Any) -> Generator:
+  if not settings.checkpoint:
+    return HTTPGenerator(http_config(settings))
+  from sbjax.rewards import engine_generator  # imports JAX
+
+  return engine_generator.from_checkpoint(
+    settings.checkpoint,
+    slots=settings.slots,
+    context_tokens=settings.context_tokens,
+    total_timeout_s=settings.total_timeout_s,
+    mesh=mesh,
   )
 
 
@@ -180,20 +199,25 @@ def _check_conversation(settings: SettingsReward, name: str | None) -> None:
     use = "'pairwise_all' or 'pairwise_anchor'" if pairwise else "'pointwise'"
     which = f"{name!r} compares two videos" if pairwise else "no judge here compares videos"
     raise ValueError(f"reward.judge.mode is {judge.mode!r}; {which}, so use {use}.")
-  if name is None:
-    if judge.endpoints:
+  for field in ("endpoints", "checkpoint") if name is None else ():
+    if getattr(judge, field):
       raise ValueError(
-        f"reward.judge.endpoints is {judge.endpoints!r}, but no judge of {settings.judges!r} asks "
-        "a server; set reward.name to one that does, or leave it empty."
+        f"reward.judge.{field} is {getattr(judge, field)!r}, but no judge of {settings.judges!r} "
+        "is a vision-language model; set reward.name to one that is, or leave it empty."
       )
+  if name is None:
     return
-  if not judge.endpoints:
+  if bool(judge.endpoints) == bool(judge.checkpoint):
     raise ValueError(
-      f"reward.judge.endpoints is (); {name!r} needs a server, such as 'http://127.0.0.1:8000/v1'."
+      f"reward.judge.endpoints is {judge.endpoints!r} and reward.judge.checkpoint is "
+      f"{judge.checkpoint!r}; {name!r} needs one of them, servers or a folder."
     )
-  HTTPGenerator(http_config(judge))
-  if not judge.model:
-    raise ValueError("reward.judge.model is ''; name the model that the servers run.")
+  if judge.checkpoint:
+    _check_checkpoint(judge.checkpoint)
+  else:
+    HTTPGenerator(http_config(judge))
+    if not judge.model:
+      raise ValueError("reward.judge.model is ''; name the model that the servers run.")
   longest_s = judge.total_timeout_s * (1 + settings.retries)
   if longest_s > settings.timeout_s:
     raise ValueError(
@@ -201,4 +225,13 @@ def _check_conversation(settings: SettingsReward, name: str | None) -> None:
       f"{settings.retries} a judgement may take {longest_s:g} s, so use at most "
       f"{settings.timeout_s / (1 + settings.retries):g} or a reward.timeout_s of at least "
       f"{longest_s:g}."
+    )
+
+
+def _check_checkpoint(path: str) -> None:
+  missing = [n for n in ("config.json", "tokenizer.json") if not pathlib.Path(path, n).is_file()]
+  if missing:
+    raise ValueError(
+      f"reward.judge.checkpoint is {path!r}, where {missing[0]} is missing; name a folder in the "
+      "Hugging Face layout."
     )

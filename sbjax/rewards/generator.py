@@ -48,6 +48,8 @@ class Request:
     max_tokens: budget of the reply.
     temperature: 0 takes the likeliest token.
     stop: strings that end the reply; they may or may not be part of its text.
+    more_rounds: whether the dialogue may go on after the reply, so that it pays to keep what was
+      computed.
   """
 
   messages: tuple[Message, ...]
@@ -55,6 +57,7 @@ class Request:
   max_tokens: int
   temperature: float = 0.0
   stop: tuple[str, ...] = ()
+  more_rounds: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -231,6 +231,7 @@ class ThinkerDialogue:
       self.protocol.max_tokens,
       self.protocol.temperature,
       (CALL_END,),
+      more_rounds=len(replies) < self.protocol.calls,
     )
 
   def _question(self) -> str:

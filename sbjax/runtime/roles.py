@@ -222,7 +222,7 @@ def _judge(settings: Settings, world: Any) -> Judge:
       return FunctionJudge(reward.function, catalogue.components_of(reward, name))
     if name == "world":
       return WorldJudge(world, reward.views)
-    return catalogue.conversation_judge(reward.judge, name)
+    return catalogue.conversation_judge(reward.judge, name, mesh=worker_mesh(settings))
 
   return JudgeTable({name: build(name) for name in reward.judges})
 

@@ -200,13 +200,18 @@ def test_judges_are_built_as_configured():
       {"name": "unified_reward", "components": ("overall", "style")},
       "reward.judge.mode is 'pairwise_all'; no judge here compares videos, so use 'pointwise'",
     ),
-    ({"judge__endpoints": ()}, "reward.judge.endpoints is (); 'unified_reward_flex' needs"),
+    ({"judge__endpoints": ()}, "'unified_reward_flex' needs one of them, servers or a folder"),
+    ({"judge__checkpoint": "x"}, "needs one of them"),
+    (
+      {"judge__checkpoint": "nowhere", "judge__endpoints": ()},
+      "reward.judge.checkpoint is 'nowhere', where config.json is missing",
+    ),
     ({"judge__endpoints": ("localhost",)}, "reward.judge.endpoints has 'localhost'"),
     ({"judge__model": ""}, "reward.judge.model is ''"),
     ({"judge__total_timeout_s": 21.0}, "so use at most 20 or a reward.timeout_s of at least 63"),
     (
       {"name": "world", "components": ("digit", "colour"), "judge__mode": "pointwise"},
-      "but no judge of ('world',) asks a server",
+      "but no judge of ('world',) is a vision-language model",
     ),
   ],
 )
