@@ -147,7 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results = _run(settings, schemes, profile, options)
     varied = [name for name in settings[0] if len({s[name] for s in settings}) > 1]
     mark = "emulated" if profile and profile.emulated else ""
-    print(_title(settings[0], varied, profile))
+    print(_title(settings[0], varied, profile, mark))
     print(compare_report.text_table(*_table(results, varied), mark))
     if out is not None:
       _write(out, results, varied, mark or "simulated")
@@ -199,7 +199,10 @@ def _run(
   options: argparse.Namespace,
 ) -> list[tuple[Setting, list[Outcome]]]:
   results = []
-  with Progress("simulated plans", len(settings) * len(schemes)) as progress:
+  tail = " (emulated)" if profile and profile.emulated else ""
+  total = len(settings) * len(schemes)
+  # Not on standard output, where the table alone may be wanted.
+  with Progress(f"simulated plans{tail}", total, stream=sys.stderr) as progress:
     for setting in settings:
       shape = step_shape(setting, options.chunk_frames, profile)
       costs = step_costs(setting, profile)
@@ -321,11 +324,11 @@ def _speedup(outcome: Outcome, outcomes: Sequence[Outcome]) -> float | None:
   return base[0] / outcome.step.step_s if base else None
 
 
-def _title(setting: Setting, varied: Sequence[str], profile: Profile | None) -> str:
+def _title(setting: Setting, varied: Sequence[str], profile: Profile | None, mark: str) -> str:
   fixed = ", ".join(f"{name} {setting[name]}" for name in setting if name not in varied)
   devices = ", ".join(sorted(set(profile.devices.values()))) if profile else ""
   source = f"profile of {devices}" if profile else "the paper's ratios, one rollout = 1 s"
-  return f"simulated from {source}: {fixed}"
+  return f"simulated from {f'{mark} ' if mark else ''}{source}: {fixed}"
 
 
 def _table(
@@ -367,7 +370,7 @@ def _write(
     for setting, outcomes in results
   ]
   files.atomic_write(out / "simulated.json", json.dumps(data, indent=2) + "\n")
-  with Progress("pictures", len(results)) as progress:
+  with Progress(f"pictures ({mark})", len(results), stream=sys.stderr) as progress:
     for number, (setting, outcomes) in enumerate(results, 1):
       panels = []
       for o in outcomes:
@@ -378,7 +381,8 @@ def _write(
       title = ", ".join(f"{key} {setting[key]}" for key in varied or ("actors", "rewards"))
       write_timelines(out / name, panels, mark=mark, title=f"Simulated: {title}")
       progress.advance()
-  print(f"written to {out}: simulated.json and timelines of {len(results)} settings")
+  pictures = "timelines.png" if len(results) == 1 else f"timelines of {len(results)} settings"
+  print(f"{mark}: simulated.json and {pictures} are in {out}")
 
 
 def _figures(o: Outcome, outcomes: Sequence[Outcome]) -> dict[str, Any]:
