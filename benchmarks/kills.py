@@ -8,8 +8,8 @@ three times a step, until all kills have happened; a step whose worker is still 
 is hit as well. The same steps then run again undisturbed, on the same driver, from the same state.
 
 A task that ended twice was *made again*. That was needed where what it had made was lost: gradient
-buffers, on a worker that was killed between its first end and its second start. Everything else
-(trajectories, videos, verdicts, scores, sums) outlives the worker that made it.
+buffers, on a worker that was killed between its first end and its second start, before it had given
+its sum. Everything else (trajectories, videos, verdicts, scores, sums) outlives the worker.
 
 Exit code 1 unless every adapter, moving average and optimizer state is equal to the bit, nothing
 was made again without need, and no process is left.
@@ -125,12 +125,23 @@ def made_again(spans: list[Span], kills: list[Kill]) -> list[MadeAgain]:
   for task, runs in ended.items():
     runs.sort(key=lambda span: span.end_s)
     for before, after in itertools.pairwise(runs):
-      lost = any(
-        k.worker == before.worker and before.end_s <= k.at_s + 0.5 and k.at_s <= after.start_s
-        for k in kills
+      needed = before.kind in HOLDING and any(
+        _lost(before, after, kill, spans) for kill in kills if kill.worker == before.worker
       )
-      found.append(MadeAgain(task, before.worker, lost and before.kind in HOLDING))
+      found.append(MadeAgain(task, before.worker, needed))
   return found
+
+
+def _lost(before: Span, after: Span, kill: Kill, spans: list[Span]) -> bool:
+  """Tells whether a kill cost the worker the buffers that it had made in `before`."""
+  # The driver hears of an end a little after it; a kill may fall in between.
+  if not before.end_s <= kill.at_s + 0.5 or kill.at_s > after.start_s:
+    return False
+  summed = [s for s in spans if s.kind == "reduce" and not s.failed and s.worker == kill.worker]
+  return not any(
+    s.minibatch == before.minibatch and before.end_s <= s.start_s and s.end_s <= kill.at_s
+    for s in summed
+  )
 
 
 def state_of(driver: Driver, state: TrainHandles, step: int) -> list[np.ndarray]:

@@ -25,6 +25,15 @@ KILL = kills.Kill("actor-0", 5.0, 1, "generate/c9")
     ([("decode", "actor-0", 1.0, 2.0), ("decode", "reward-0", 6.0, 7.0)], [False]),
     # The buffers were on a worker that lived.
     ([("replay", "reward-0", 1.0, 2.0), ("replay", "actor-0", 6.0, 7.0)], [False]),
+    # A sum had taken the buffers before the kill.
+    (
+      [
+        ("replay", "actor-0", 1.0, 2.0),
+        ("reduce", "actor-0", 3.0, 4.0),
+        ("replay", "reward-0", 6.0, 7.0),
+      ],
+      [False],
+    ),
     # The second run began before the kill.
     ([("replay", "actor-0", 1.0, 2.0), ("replay", "reward-0", 3.0, 4.0)], [False]),
   ],
