@@ -119,7 +119,9 @@ def logits(
 ) -> Float[Array, "*batch vocab"]:
   """Logits in float32 from what `decode` gives."""
   head = {"weight": p["embed"]} if config.tied else p["head"]
-  return jnp.moveaxis(dense_first(head, hidden), 0, -1).astype(jnp.float32)
+  # Without the barrier XLA folds the transposition into the product, which then takes a slow path.
+  scores = jax.lax.optimization_barrier(dense_first(head, hidden))
+  return jnp.moveaxis(scores, 0, -1).astype(jnp.float32)
 
 
 def rotary_tables(
