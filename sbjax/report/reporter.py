@@ -6,7 +6,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sbjax.dataflow.graph import StepGraph
-from sbjax.report import console, evaluation, samples, summary, timeline, timeline_plot, writers
+from sbjax.dataflow.plan import Plan
+from sbjax.report import (
+  console,
+  evaluation,
+  samples,
+  summary,
+  timeline,
+  timeline_plot,
+  waiting,
+  writers,
+)
 from sbjax.runtime.driver import Driver
 from sbjax.runtime.records import EvalResult, StepResult
 from sbjax.state.workdir import Workdir
@@ -39,6 +49,7 @@ class Reporter:
     self._writer.write_hparams(writers.flatten(self._config))
     self._progress = console.StepProgress(self._settings.total_steps)
     self._counts: dict[str, float] = {}
+    self._ran: tuple[StepGraph, Plan | None] | None = None
 
   def say(self, text: str) -> None:
     """Prints one line."""
@@ -111,6 +122,7 @@ class Reporter:
 
   def on_progress(self, graph: StepGraph) -> None:
     """Moves the line of the step."""
+    self._ran = graph, self._driver.plan  # after the step another plan may be in force
     done = dict.fromkeys(self._counts, 0.0)
     jobs = sum(len(task.jobs) for task in graph.tasks.values())
     blocks = max((len(task.blocks) for task in graph.tasks.values()), default=0)
@@ -146,6 +158,7 @@ class Reporter:
       result.spans,
       step_s=result.metrics["timing_s/step"],
       devices=len(self._driver.slots) * self._settings.runtime.devices_per_worker,
+      waits=self._waits(result),
     )
     result = dataclasses.replace(result, metrics={**derived, **result.metrics})
     self._writer.write_scalars(result.step, result.metrics)
@@ -161,6 +174,14 @@ class Reporter:
     self._writer.flush()
     self._progress.end(result)
     return result
+
+  def _waits(self, result: StepResult) -> dict[str, tuple[waiting.Window, ...]] | None:
+    graph, plan = self._ran or (None, None)
+    if graph is None or plan is None:
+      return None
+    driver, step_s = self._driver, result.metrics["timing_s/step"]
+    allowed = waiting.runners(driver.scheme, plan, driver.slots, result.spans)
+    return waiting.reward_waits(result.spans, graph.tasks.values(), allowed, step_s)
 
   def _timeline(self, result: StepResult) -> None:
     self._workdir.timeline.mkdir(exist_ok=True)

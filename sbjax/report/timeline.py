@@ -1,13 +1,13 @@
 """The step timeline: who did what when, as a trace for Perfetto and as numbers."""
 
 import json
-import math
 import os
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sbjax import files
+from sbjax.report import waiting
 from sbjax.runtime.records import Span
 
 _GROUPS = ("actor", "both", "reward")  # order of display; others follow by name
@@ -104,40 +104,18 @@ def utilisation(spans: Sequence[Span], step_s: float | None = None) -> dict[str,
     by_worker.setdefault((span.group, span.worker), []).append(span)
   shares: dict[str, list[float]] = {}
   for group, worker in workers(spans):
-    busy_s = sum(end - start for start, end in _busy(by_worker[group, worker]))
+    busy = waiting.union((s.start_s, s.end_s) for s in by_worker[group, worker])
+    busy_s = sum(end - start for start, end in busy)
     shares.setdefault(group, []).append(busy_s / length_s if length_s > 0 else 0.0)
   return {group: statistics.fmean(values) for group, values in shares.items()}
 
 
-def wait_for_reward_frac(spans: Sequence[Span], step_s: float | None = None) -> float:
-  """Gives the share of a step that the generating group idles because rewards are not yet there.
-
-  It is the "wait for reward" block of StageBreaker's figure 16b: idle time of the workers that
-  own the actor devices between the end of the last generation and the end of the last judgement.
-
-  Args:
-    spans: the step's tasks.
-    step_s: the step's length; None: from the first start to the last end.
-
-  Returns:
-    Idle time / (actor workers x step), 0 to 1; 0 where nothing is generated or judged.
-  """
-  generated_s = max((s.end_s for s in spans if s.kind == "generate"), default=math.inf)
-  judged_s = max((s.end_s for s in spans if s.kind == "judge"), default=-math.inf)
-  owners = [(g, w) for g, w in workers(spans) if g in ("actor", "both")]
-  length_s = _length_s(spans) if step_s is None else step_s
-  if judged_s <= generated_s or not owners or length_s <= 0:
-    return 0.0
-  idle_s = 0.0
-  for group, worker in owners:
-    mine = _busy([s for s in spans if s.worker == worker and s.group == group])
-    busy_s = sum(max(min(end, judged_s) - max(start, generated_s), 0.0) for start, end in mine)
-    idle_s += judged_s - generated_s - busy_s
-  return idle_s / (len(owners) * length_s)
-
-
 def span_metrics(
-  spans: Sequence[Span], *, step_s: float | None = None, devices: int | None = None
+  spans: Sequence[Span],
+  *,
+  step_s: float | None = None,
+  devices: int | None = None,
+  waits: Mapping[str, Sequence[waiting.Window]] | None = None,
 ) -> dict[str, float]:
   """Derives a step's timing metrics from its spans; docs/metrics.md defines the keys.
 
@@ -145,6 +123,7 @@ def span_metrics(
     spans: the step's tasks.
     step_s: first generate submitted to last adapter acknowledged; None: from the spans.
     devices: all devices, the reward group's included, for the throughput; None: leave it out.
+    waits: worker -> windows in which it waits for a reward; None: leave their share out.
 
   Returns:
     `timing_s/…`, `timing_task_ms/…` and `perf/…` by key.
@@ -158,23 +137,13 @@ def span_metrics(
       metrics[f"timing_task_ms/{kind}"] = 1e3 * statistics.median(mine)
   for group, share in utilisation(spans, length_s).items():
     metrics[f"perf/utilisation/{group}"] = share
-  metrics["perf/wait_for_reward_frac"] = wait_for_reward_frac(spans, length_s)
+  if waits is not None:
+    metrics["perf/wait_for_reward_frac"] = waiting.wait_frac(waits, spans, length_s)
   metrics["perf/lost_tasks"] = float(sum(s.failed for s in spans))
   if devices is not None and length_s > 0:
     made = sum(s.kind == "generate" and not s.failed for s in spans)
     metrics["perf/throughput"] = made / (devices * length_s)
   return metrics
-
-
-def _busy(spans: Sequence[Span]) -> list[tuple[float, float]]:
-  """Unites the intervals of one worker."""
-  merged: list[tuple[float, float]] = []
-  for start, end in sorted((s.start_s, s.end_s) for s in spans):
-    if merged and start <= merged[-1][1]:
-      merged[-1] = (merged[-1][0], max(merged[-1][1], end))
-    else:
-      merged.append((start, end))
-  return merged
 
 
 def _length_s(spans: Sequence[Span]) -> float:

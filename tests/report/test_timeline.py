@@ -63,14 +63,11 @@ def test_utilisation_counts_overlap_once():
   assert timeline.utilisation([]) == {}
 
 
-def test_wait_for_reward_is_idle_time_between_generation_and_judgement():
-  # From 104 to 108 s: actor-0 idles 3 of 4 s, actor-1 all 4; the step has 10 s.
-  assert timeline.wait_for_reward_frac(STEP) == pytest.approx((3 + 4) / (2 * 10))
-  assert timeline.wait_for_reward_frac(STEP[:2]) == 0.0
-
-
 def test_metrics_of_a_step():
-  metrics = timeline.span_metrics(STEP, step_s=12.5, devices=3)
+  assert "perf/wait_for_reward_frac" not in timeline.span_metrics(STEP)
+  waits = {"actor-0": [(104.0, 106.0)], "reward-0": [(108.0, 110.0)]}
+  metrics = timeline.span_metrics(STEP, step_s=12.5, devices=3, waits=waits)
+  assert metrics["perf/wait_for_reward_frac"] == pytest.approx(2.0 / (2 * 12.5))
   assert metrics["timing_s/step"] == 12.5
   assert metrics["timing_s/generate"] == pytest.approx(6.0)
   assert metrics["timing_s/replay"] == pytest.approx(2.0)  # the lost attempt is left out
@@ -97,7 +94,6 @@ SPANS = st.lists(
 @given(SPANS)
 def test_shares_are_shares_and_the_trace_loses_nothing(spans):
   assert all(0 <= share <= 1 + 1e-9 for share in timeline.utilisation(spans).values())
-  assert -1e-9 <= timeline.wait_for_reward_frac(spans) <= 1 + 1e-9
   tasks = [e for e in timeline.trace(spans, scheme="x")["traceEvents"] if e["ph"] == "X"]
   assert sorted(e["dur"] for e in tasks) == pytest.approx(
     sorted(1e6 * (s.end_s - s.start_s) for s in spans), abs=1e-2
