@@ -260,7 +260,7 @@ def drift(before: StepCosts, now: StepCosts) -> tuple[float, str]:
       f"judge of {size}": (old.judging_s(size), now.by_kind[kind].judging_s(size)) for size in sizes
     }
     # What takes next to no time may double without mattering.
-    matters = 0.01 * old.generate_s
+    matters = 0.02 * old.generate_s
     for name, (a, b) in {**pairs, **judging}.items():
       if a > matters and abs(b - a) / a > worst[0]:
         worst = (abs(b - a) / a, f"{name.removesuffix('_s')} on {kind} workers")
