@@ -58,18 +58,25 @@ def _write(folder: pathlib.Path, gigabytes: float, shards: int) -> tuple[int, li
   import numpy as np
 
   from models.checkpoints.families import DIT
-  from models.checkpoints.write import NewTensor, write_safetensors, write_shards, write_torch
+  from models.checkpoints.write import (
+    NewTensor,
+    split_shards,
+    write_safetensors,
+    write_shards,
+    write_torch,
+  )
   from models.wan.weights import DIT_KEYS
   from models.weights import slots
 
-  random = np.random.default_rng(0)
+  # Repeated, because drawing gigabytes would take longer than all the rest.
+  drawn = np.random.default_rng(0).standard_normal(1 << 20, np.float32) * np.float32(0.02)
 
   def tensors(layers: int) -> list[NewTensor]:
     like = DIT.like(_config(layers))
     found = slots(DIT_KEYS, {name: array.shape for name, array in like.items()})
 
     def maker(shape: tuple[int, ...]):
-      return lambda: random.standard_normal(shape, np.float32) * np.float32(0.02)
+      return lambda: np.resize(drawn, shape)
 
     shapes = {name: slot.official_shape for name, slot in found.items()}
     return [NewTensor(name, shape, "float32", maker(shape)) for name, shape in shapes.items()]
@@ -85,11 +92,9 @@ def _write(folder: pathlib.Path, gigabytes: float, shards: int) -> tuple[int, li
   one = folder / "one" / f"{_STEM}.safetensors"
   write_safetensors(one, new)
   limit = total // shards
-  files = write_shards(folder / "shards", _STEM, new, limit)
-  while len(files) != shards:  # tensors do not divide evenly: a little more room for each
-    shutil.rmtree(folder / "shards")
+  while len(split_shards(new, limit)) > shards:  # tensors do not divide evenly
     limit += limit // 100
-    files = write_shards(folder / "shards", _STEM, new, limit)
+  write_shards(folder / "shards", _STEM, new, limit)
   torch = folder / "self_forcing.pt"
   write_torch(torch, {"generator_ema": new})
   return layers, [one, folder / "shards", torch]

@@ -62,7 +62,8 @@ def convert(
   table = theirs.table(config)
   found = fit(tensors, table, family.like(config), theirs.aliases)
   refuse_misfit(checkpoint.path, found)
-  stored = {(slot.key.path, slot.layer): tensors[name] for name, slot in found.places.items()}
+  names = {(slot.key.path, slot.layer): name for name, slot in found.places.items()}
+  stored = {place: tensors[name] for place, name in names.items()}
   target = family.layout(layout)
   depths = {path: like.shape[0] for path, like in family.like(config).items() if like.shape}
   new = [
@@ -71,6 +72,7 @@ def convert(
       shape=stored[path, layer].shape,
       dtype=dtype or stored[path, layer].dtype,
       make=_maker(stored[path, layer], _update(lora, path, layer), lora_scale),
+      origin=f"{names[path, layer]} of {checkpoint.path}",
     )
     for name, path, layer in _names(target.table(config), depths)
   ]

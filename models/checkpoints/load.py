@@ -119,7 +119,7 @@ def _placed(
     if key not in read:
       read[key] = _converted(view[index], np.dtype(dtype))
       if not all_finite(read[key]):
-        raise ValueError(f"{source} has a value in {name} that is not finite in {np.dtype(dtype)}.")
+        raise ValueError(f"{name} of {source} has a value that is not finite in {np.dtype(dtype)}.")
     return read[key]
 
   return jax.make_array_from_callback(slot.shape, sharding, share)

@@ -35,12 +35,14 @@ class NewTensor:
     shape: its shape.
     dtype: "float32", "float16" or "bfloat16".
     make: gives its values; called when its turn comes, so that one at a time is in memory.
+    origin: what messages call it where that says more than its name.
   """
 
   name: str
   shape: tuple[int, ...]
   dtype: str
   make: Callable[[], np.ndarray]
+  origin: str = ""
 
   @property
   def size_bytes(self) -> int:
@@ -61,7 +63,8 @@ class NewTensor:
     with np.errstate(over="ignore"):  # told by name
       array = np.ascontiguousarray(made).astype(DTYPES[self.dtype], copy=False)
     if not all_finite(array):
-      raise ValueError(f"{self.name} has a value that is not finite in {self.dtype}.")
+      named = self.origin or self.name
+      raise ValueError(f"{named} has a value that is not finite in {self.dtype}.")
     return array
 
 
@@ -128,35 +131,49 @@ def write_shards(
     The files with tensors.
 
   Raises:
-    ValueError: as `write_safetensors`.
+    ValueError: as `write_safetensors`; no shard stays.
     OSError: as `write_safetensors`.
   """
   folder = pathlib.Path(folder)
-  folder.mkdir(parents=True, exist_ok=True)
-  shards: list[list[NewTensor]] = [[]]
-  for tensor in tensors:
-    if shards[-1] and sum(t.size_bytes for t in shards[-1]) + tensor.size_bytes > max_shard_bytes:
-      shards.append([])
-    shards[-1].append(tensor)
+  shards = split_shards(tensors, max_shard_bytes)
   if len(shards) == 1:
     path = folder / f"{stem}.safetensors"
     write_safetensors(path, shards[0], metadata, progress)
     return [path]
   total = sum(t.size_bytes for t in tensors)
   names = [f"{stem}-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
-  done = 0
-  for name, shard in zip(names, shards, strict=True):
-    report = None if progress is None else _offset(progress, done, total)
-    write_safetensors(folder / name, shard, metadata, report)
-    done += sum(t.size_bytes for t in shard)
   index = {
     "metadata": {"total_size": total},
     "weight_map": {t.name: n for n, shard in zip(names, shards, strict=True) for t in shard},
   }
-  # The index last: without it a reader sees that the folder is not finished.
-  with _whole(folder / f"{stem}.safetensors.index.json") as file:
-    file.write(json.dumps(index, indent=2).encode())
-  return [folder / name for name in names]
+  done, written = 0, []
+  try:
+    for name, shard in zip(names, shards, strict=True):
+      report = None if progress is None else _offset(progress, done, total)
+      write_safetensors(folder / name, shard, metadata, report)
+      written.append(folder / name)
+      done += sum(t.size_bytes for t in shard)
+    # The index last: without it a reader sees that the folder is not finished.
+    with _whole(folder / f"{stem}.safetensors.index.json") as file:
+      file.write(json.dumps(index, indent=2).encode())
+  except BaseException:
+    for path in written:
+      path.unlink()
+    raise
+  return written
+
+
+def split_shards(tensors: Sequence[NewTensor], max_shard_bytes: int) -> list[list[NewTensor]]:
+  """The tensors of each shard, in their order, filled up to that size."""
+  shards: list[list[NewTensor]] = [[]]
+  used = 0
+  for tensor in tensors:
+    if shards[-1] and used + tensor.size_bytes > max_shard_bytes:
+      shards.append([])
+      used = 0
+    shards[-1].append(tensor)
+    used += tensor.size_bytes
+  return shards
 
 
 def write_torch(
