@@ -55,10 +55,10 @@ def main() -> int:
 def _print_fit(fit: Fit) -> None:
   print("Simulated. Fit, in rollouts of one candidate (generation and decode):")
   for name, value in fit.free.items():
-    print(f"  {name:<12} {value:7.4f}   free")
+    print(f"  {name:<17} {value:7.4f}   free")
   costs = fit.costs
   for name in ("generate_s", "decode_s", "backward_s", "fused_s", "units_share"):
-    print(f"  {name:<12} {getattr(costs, name):7.4f}   fixed")
+    print(f"  {name:<17} {getattr(costs, name):7.4f}   fixed")
   print("| speed of colocated | paper | fitted | residual |\n|---|---|---|---|")
   for name, target in paper_fit.TARGETS.items():
     reached = fit.reached[name]

@@ -66,6 +66,8 @@ class PaperCosts:
     attention_share: share of a pass that grows with tokens times context.
     judges: name -> curve.
     swap_s: what a colocated worker spends in a step on exchanging policy and judge.
+    colocated_judging: how many times as long a colocated judge takes, which shares its memory with
+      the policy and ends with the slowest of all verdicts.
     model_scale: model -> seconds of a pass relative to the 1.3B model.
     window_frames: frames of KVPO's policy window, all that it replays.
     gradient_steps_share: share of KVPO's denoising steps that take a gradient.
@@ -84,6 +86,7 @@ class PaperCosts:
   attention_share: float = 0.3
   judges: Mapping[str, JudgeCurve] = dataclasses.field(default_factory=lambda: dict(_JUDGES))
   swap_s: float = 0.0
+  colocated_judging: float = 1.0
   model_scale: Mapping[str, float] = dataclasses.field(
     default_factory=lambda: {"1.3B": 1.0, "5B": 2.5}
   )
@@ -137,12 +140,12 @@ def paper_costs(
   gradient = parameters.forward_s + share * (parameters.backward_s - parameters.forward_s)
   curve = parameters.judges[judge]
 
-  def worker(swap_s: float) -> WorkerCosts:
+  def worker(swap_s: float, times: float) -> WorkerCosts:
     sizes = sorted({1, 2, most_jobs})
     return WorkerCosts(
       generate_s=parameters.generate_s * whole,
       decode_s=parameters.decode_s * size * frames / REFERENCE_FRAMES,
-      judge_s=tuple((n, swap_s + curve.seconds(n, frames)) for n in sizes),
+      judge_s=tuple((n, swap_s + times * curve.seconds(n, frames)) for n in sizes),
       forward_s=parameters.forward_s * replayed,
       backward_s=gradient * replayed,
       replay_s=gradient * replayed * (1.0 + parameters.units_share),
@@ -156,7 +159,8 @@ def paper_costs(
       push_s=parameters.push_s,
     )
 
-  apart, together = worker(0.0), worker(parameters.swap_s)
+  apart = worker(0.0, 1.0)
+  together = worker(parameters.swap_s, parameters.colocated_judging)
   by_kind = {"actor": apart, "reward": apart, "both": together}
   return StepCosts(by_kind, dispatch_s=parameters.dispatch_s)
 
