@@ -39,6 +39,7 @@ def lower_bound(
   costs: StepCosts,
   *,
   fused: int | None = None,
+  known_s: float = math.inf,
 ) -> float:
   """Gives seconds that no plan of a scheme can beat; see the module for the formula.
 
@@ -48,11 +49,14 @@ def lower_bound(
     slots: the workers; they may differ in kind.
     costs: what tasks take.
     fused: how many candidates fuse; None: as many as is best, where the scheme can.
+    known_s: a plan's simulated seconds; batches of the judge that cannot be in a faster one do not
+      count. The bound is at most this.
 
   Raises:
     ValueError: if the costs do not know a worker's kind.
   """
-  return _ROUNDING * _Bound(shape, scheme, slots, costs, fused).step_s()
+  made = _Bound(shape, scheme, slots, costs, fused, known_s)
+  return min(_ROUNDING * made.step_s(), known_s)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +75,7 @@ class _Needs:
 
 
 class _Bound:
-  def __init__(self, shape, scheme, slots, costs, fused):
+  def __init__(self, shape, scheme, slots, costs, fused, known_s):
     self.shape: StepShape = shape
     self.scheme: Scheme = scheme
     self.costs: StepCosts = costs
@@ -92,6 +96,10 @@ class _Bound:
     )
     free = "judge_batching" in scheme.plan_space
     self.batches = None if free else scheme_batches(scheme, shape, slots)
+    self.largest = len(shape.jobs)
+    if free and shape.jobs:
+      self.largest = self._largest(known_s)
+    self.rates = self._rates() if free else {}
 
   def _classes(self, kind: str, slots: Sequence[WorkerSlot]) -> tuple[int, ...]:
     if kind in ("reduce", "update"):
@@ -114,15 +122,50 @@ class _Bound:
     return {c: self._taken(self.by_class[c].judging_s(jobs)) for c in self.allowed["judge"]}
 
   def least_judge_times(self, jobs: int) -> Mapping[int, float]:
-    """Seconds of a judge task of at least so many jobs; measured times need not rise."""
-    most = len(self.shape.jobs)
-    return {
-      c: min(
-        self._taken(self.by_class[c].judging_s(size))
-        for size in (jobs, *(s for s in _corner_sizes(self.by_class[c], most) if s > jobs))
-      )
-      for c in self.allowed["judge"]
-    }
+    """Seconds that a worker takes to judge so many jobs at least, in whatever batches."""
+    return {c: self._least_judge(self.by_class[c], jobs) for c in self.allowed["judge"]}
+
+  def _least_judge(self, costs: WorkerCosts, jobs: int) -> float:
+    # A line below every batch's time: the least fixed part, and the best rate beyond it. Measured
+    # times need not rise.
+    sizes = _corner_sizes(costs, self.largest)
+    times = {size: self._taken(costs.judging_s(size)) for size in sizes}
+    if jobs <= self.largest:
+      alone = self._taken(costs.judging_s(jobs))
+      alone = min([alone, *(t for size, t in times.items() if size > jobs)])
+    else:
+      alone = math.inf
+    # Several batches, the smallest of which is at least as long as the shortest batch.
+    rate = min(t / size for size, t in times.items())
+    shortest = min(times.values())
+    slopes = [(t - shortest) / (size - 1) for size, t in times.items() if size > 1]
+    slope = max(min([rate, *slopes]), 0.0)
+    several = max(rate * jobs, 2 * shortest + slope * (jobs - 2)) if jobs > 1 else math.inf
+    return min(alone, several)
+
+  def _largest(self, known_s: float) -> int:
+    """The largest batch that a plan of at most `known_s` can have."""
+    if math.isinf(known_s):
+      return len(self.shape.jobs)
+    size, left = 0, len(self.shape.jobs)
+    while size < left:
+      middle = (size + left + 1) // 2
+      times = self.judge_times(middle)
+      ends = self._made(self._videos_of(middle))[1] + min(times.values())
+      if ends <= known_s:
+        size = middle
+      else:
+        left = middle - 1
+    return max(size, 1)
+
+  def _videos_of(self, jobs: int) -> int:
+    """The least number of videos that so many jobs need."""
+    if all(len(job) == 1 for job in self.shape.jobs):
+      return min(jobs, len({job[0] for job in self.shape.jobs}))
+    own = [[c for c in job if c >= 0] for job in self.shape.jobs]
+    if all(len(mine) == 1 for mine in own) and len({mine[0] for mine in own}) == len(own):
+      return jobs + min(len(job) - 1 for job in self.shape.jobs)
+    return max(max((len(job) for job in self.shape.jobs), default=0), 1)
 
   def push_s(self, index: int) -> float:
     return self.costs.scale * self.by_class[index].push_s
@@ -206,7 +249,20 @@ class _Bound:
       mine = [b for b in self.batches if needs.jobs & set(b)]
       videos = [len({c for job in b for c in self.shape.jobs[job]}) for b in mine]
     _, first = self._made(min(videos))
-    return max(self._judging(needs.jobs, first, decoded), self._mixed(needs))
+    judged = max(self._judging(needs.jobs, first, decoded), self._mixed(needs))
+    if self.batches is None:
+      judged = max(judged, self._in_turn(len(needs.jobs)))
+    return judged
+
+  def _in_turn(self, jobs: int) -> float:
+    """Jobs whose videos come late are judged late, and some judge gets its share of them."""
+    judges = sum(self.pool.counts[c] for c in self.allowed["judge"])
+    out = 0.0
+    for early in sorted({jobs * k // 8 for k in range(8)}):
+      ready = self._made(self._videos_of(early + 1))[1]
+      share = math.ceil((jobs - early) / judges)
+      out = max(out, ready + min(self.least_judge_times(share).values()))
+    return out
 
   def _judging(self, jobs: frozenset[int], first: float, last: float = 0.0) -> float:
     """When jobs can have been judged.
@@ -233,7 +289,7 @@ class _Bound:
       )
     # The last video is judged in a batch of some size; the larger that is, the later its end, and
     # the smaller, the more is left for the others.
-    rates, best = self._rates(), math.inf
+    rates, best = self.rates, math.inf
     size = 1
     while size <= len(jobs):
       most = min(size + size // 16, len(jobs))
@@ -251,13 +307,13 @@ class _Bound:
     """Seconds of a job in the best batch, per kind of worker."""
     out = {}
     for c in self.allowed["judge"]:
-      sizes = _corner_sizes(self.by_class[c], len(self.shape.jobs))
+      sizes = _corner_sizes(self.by_class[c], self.largest)
       out[c] = min(self._taken(self.by_class[c].judging_s(size)) / size for size in sizes)
     return out
 
   def _judge_items(self, jobs: frozenset[int]) -> list[Item]:
     if self.batches is None:
-      return [Item(len(jobs), (self._rates(),))]
+      return [Item(len(jobs), (self.rates,))]
     sizes: dict[int, int] = {}
     for batch in self.batches:
       if jobs & set(batch):

@@ -7,9 +7,9 @@ from typing import Literal
 
 from sbjax.dataflow.graph import Task
 
-Order = Literal["kind", "update"]
+Order = Literal["kind", "update", "rollout"]
 """`kind` starts all generations before any replay; `update` finishes one mini-batch's work first,
-so that the next adapter comes early."""
+so that the next adapter comes early; `rollout` is `kind`, but generates before it decodes."""
 
 # What others wait for longest comes first: a judgement frees an update, a decoded video a
 # judgement, a generation everything else; replays fill the time. The optimizer's tasks take no time
@@ -32,6 +32,10 @@ def priority(task: Task, order: Order) -> tuple[int, int, int, str]:
   """Sort key among ready tasks, the smallest first; ties follow the candidates' order."""
   rank, update = _RANK.get(task.kind, 0), max(task.update, 0)
   first = task.candidates[0] if task.candidates else 0
+  if order == "rollout" and task.kind == "generate":
+    rank = 2
+  elif order == "rollout" and task.kind == "decode":
+    rank = 3
   if order == "update" and rank > 0:
     # 1 keeps the optimizer's tasks ahead of everything.
     return (1 + update, rank, first, task.id)

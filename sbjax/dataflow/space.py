@@ -68,18 +68,19 @@ class Space:
   def plan(self, point: Point) -> Plan:
     """The plan of a point."""
     chosen = self.chosen(point)
-    shape, free = self.shape, "generate" in _moved(self.scheme)
-    moved = "any" if free else "reward"
+    shape = self.shape
+    # Workers of both groups take replays as they come free, unless a scheme fixes who replays.
+    moved, stays = ("any" if "order" in chosen else "reward"), chosen.get("rest", "actor")
     everyone = tuple(range(shape.candidates))
     groups: dict[str, str] = {}
     if "decodes" in chosen:
-      _share(groups, [f"decode/c{c}" for c in everyone], chosen["decodes"], moved)
-    for c in shape.anchors if "decodes" in chosen else ():
-      groups[f"decode/c{c}"] = moved if chosen["decodes"] else "actor"
+      _share(groups, [f"decode/c{c}" for c in everyone], chosen["decodes"], "reward", stays)
+      for c in shape.anchors:
+        groups[f"decode/c{c}"] = "reward" if chosen["decodes"] else stays
     if "generations" in chosen:
       _share(groups, [f"generate/c{c}" for c in everyone], -chosen["generations"], moved)
     if "references" in chosen:
-      _share(groups, [f"reference/c{c}" for c in everyone], -chosen["references"], moved)
+      _share(groups, [f"reference/c{c}" for c in everyone], -chosen["references"], "reward", stays)
     fused = fused_candidates(shape, chosen.get("fused", 0))
     splits: dict[tuple[int, int], tuple[tuple[int, ...], ...]] = {}
     whole = tuple(range(shape.blocks))
@@ -120,11 +121,13 @@ def _moved(scheme: Scheme) -> frozenset[str]:
   return frozenset(k for k, groups in scheme.bindings.items() if len(groups) > 1)
 
 
-def _share(groups: dict[str, str], names: Sequence[str], count: int, moved: str) -> None:
+def _share(
+  groups: dict[str, str], names: Sequence[str], count: int, moved: str, stays: str = "actor"
+) -> None:
   """Gives |count| of some tasks away: the first ones, or for a negative count the last."""
   for place, name in enumerate(names):
     away = place < count if count >= 0 else place >= len(names) + count
-    groups[name] = moved if away else "actor"
+    groups[name] = moved if away else stays
 
 
 def space(
@@ -154,13 +157,15 @@ def space(
   if "judge_batching" in able:
     knobs.append(Knob("judging", _judging(shape, slots), ordered=False))
   if "order" in able:
-    orders: tuple[Order, ...] = ("kind", "update")
+    orders: tuple[Order, ...] = ("kind", "update", "rollout")
     knobs.append(Knob("order", orders, ordered=False))
   if "decode" in moved:
     ends = tuple(range(-n, n + 1)) if "order" in able else tuple(range(n + 1))
     knobs.append(Knob("decodes", ends))
+    if "order" in able:
+      knobs.append(Knob("rest", ("actor", "any"), ordered=False))
   if "generate" in moved:
-    knobs.append(Knob("generations", tuple(range(n + 1))))
+    knobs.append(Knob("generations", tuple(range(-n, n + 1))))
   if "reference" in moved and shape.reference:
     knobs.append(Knob("references", tuple(range(n + 1))))
   for update, members in enumerate(shape.updates):
