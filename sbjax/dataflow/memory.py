@@ -79,15 +79,15 @@ def peaks(
   return {name: one.peak for name, one in usage.items()}
 
 
-def refusal(
+def shortfall(
   shape: StepShape,
   scheme: Scheme,
   plan: Plan,
   slots: Sequence[WorkerSlot],
   intervals: Sequence[Interval],
   memory: Memory,
-) -> str:
-  """Says in one sentence why a plan does not fit, of the worker that lacks most; empty if it does.
+) -> tuple[int, str]:
+  """Says what a plan lacks: bytes of the worker that lacks most, and a sentence; 0 if it fits.
 
   Takes what `peaks` takes. Workers of which no memory is known hold everything.
   """
@@ -95,8 +95,8 @@ def refusal(
   short = [(needed[s.name] - s.memory_bytes, s) for s in slots if s.memory_bytes]
   lack, slot = max(short, key=lambda pair: pair[0], default=(0, None))
   if slot is None or lack <= 0:
-    return ""
-  return (
+    return 0, ""
+  return lack, (
     f"worker {slot.name} has {slot.memory_bytes / 2**30:.2f} GiB and scheme {scheme.name} needs at "
     f"least {needed[slot.name] / 2**30:.2f} GiB there; use more workers, a smaller adapter or "
     "judge, shorter videos, or devices with more memory"

@@ -2,12 +2,13 @@
 
 import dataclasses
 import itertools
+import math
 import random
 from collections.abc import Iterator, Sequence
 
 from sbjax.dataflow.bound import lower_bound
 from sbjax.dataflow.costs import StepCosts
-from sbjax.dataflow.memory import Memory, refusal
+from sbjax.dataflow.memory import Memory, shortfall
 from sbjax.dataflow.plan import Plan, StepShape, WorkerSlot
 from sbjax.dataflow.schemes import Scheme
 from sbjax.dataflow.simulate import simulate
@@ -67,7 +68,7 @@ class _Search:
   def __init__(self, where: Space, costs: StepCosts, memory: Memory | None, budget_s: float):
     self.space, self.costs, self.memory = where, costs, memory
     self.seen: dict[Point, float] = {}
-    self.refusal = ""
+    self.refusals: list[tuple[int, str]] = []
     shape = where.shape
     tasks = shape.candidates * (2 + shape.reference) + len(shape.jobs)
     tasks += sum(map(len, shape.updates)) * (2 if where.scheme.forward_first else 1)
@@ -85,9 +86,10 @@ class _Search:
       self.seen[point] = ran.step_s
       if self.memory is not None:
         given = (where.shape, where.scheme, plan, where.slots, ran.intervals, self.memory)
-        why = refusal(*given)
-        if why:
-          self.refusal, self.seen[point] = why, float("inf")
+        lack, why = shortfall(*given)
+        if lack:
+          self.refusals.append((lack, why))
+          self.seen[point] = math.inf
     return self.seen[point]
 
   def run(self, bound_s: float) -> Plan:
@@ -103,8 +105,8 @@ class _Search:
       self.climb(bound_s * (1.0 + _CLOSE))
     # Of equally fast plans the first point: it moves the least.
     point = min(self.seen, key=lambda p: (self.seen[p], p))
-    if self.seen[point] == float("inf"):
-      raise ValueError(self.refusal)
+    if math.isinf(self.seen[point]):
+      raise ValueError(min(self.refusals)[1])
     plan = self.space.plan(point)
     return dataclasses.replace(
       plan, simulated_s=self.seen[point], bound_s=bound_s, searched=searched
