@@ -21,7 +21,7 @@ up their stages. A judge's work counts at the best rate among the batches that t
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from sbjax.dataflow.costs import StepCosts, WorkerCosts
 from sbjax.dataflow.plan import StepShape, WorkerSlot, allowed_workers, scheme_batches
@@ -55,8 +55,20 @@ def lower_bound(
   Raises:
     ValueError: if the costs do not know a worker's kind.
   """
-  made = _Bound(shape, scheme, slots, costs, fused, known_s)
-  return min(_ROUNDING * made.step_s(), known_s)
+  if "fused" not in scheme.plan_space:
+    fused = 0
+  counts: Sequence[int | None] = (fused,)
+  if fused is None and len(shape.updates[0]) <= _MOST_FUSED:
+    # Fewer fused candidates leave more work, and more come later to their judge; each count has
+    # its bound, and the least of them holds.
+    counts = range(len(shape.updates[0]) + 1)
+  made = _Bound(shape, scheme, slots, costs, known_s)
+  return min(_ROUNDING * min(made.step_s(count) for count in counts), known_s)
+
+
+_MOST_FUSED = 32
+"""Above this many candidates of the first mini-batch their number is not enumerated; the number is
+then free, and the bound a little lower."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,12 +87,11 @@ class _Needs:
 
 
 class _Bound:
-  def __init__(self, shape, scheme, slots, costs, fused, known_s):
+  def __init__(self, shape, scheme, slots, costs, known_s):
     self.shape: StepShape = shape
     self.scheme: Scheme = scheme
     self.costs: StepCosts = costs
-    able = "fused" in scheme.plan_space
-    self.fused: int | None = fused if able else 0
+    self.fused: int | None = 0
     self.split = "split_replays" in scheme.plan_space
     keys: dict[tuple[str, str], list[WorkerSlot]] = {}
     for slot in slots:
@@ -196,7 +207,9 @@ class _Bound:
 
   # The step.
 
-  def step_s(self) -> float:
+  def step_s(self, fused: int | None) -> float:
+    """The bound of a whole step; `fused` is how many candidates fuse, None: any number."""
+    self.fused = fused
     staged = bool(self.scheme.stages)
     start = self._stages() if staged else 0.0
     theta = start
@@ -251,18 +264,38 @@ class _Bound:
     _, first = self._made(min(videos))
     judged = max(self._judging(needs.jobs, first, decoded), self._mixed(needs))
     if self.batches is None:
-      judged = max(judged, self._in_turn(len(needs.jobs)))
+      jobs = len(needs.jobs)
+      judged = max(judged, self._in_turn(jobs, lambda n: self._made(self._videos_of(n))[1]))
+      if self.fused:
+        fusing, decode = self._fusing(), self.least("decode")
+        machines = [Machine(self.pool.counts[c], 0.0, t) for c, t in fusing.items()]
+        # Where a job judges one candidate, so many jobs wait for them; else one at least.
+        single = all(sum(c >= 0 for c in job) == 1 for job in self.shape.jobs)
+        if {c for job in self.shape.jobs for c in job} >= set(self.shape.updates[0]):
+          late = self._in_turn(
+            self.fused if single else 1, lambda n: whole_tasks(machines, n) + decode
+          )
+          judged = max(judged, late)
     return judged
 
-  def _in_turn(self, jobs: int) -> float:
-    """Jobs whose videos come late are judged late, and some judge gets its share of them."""
+  def _in_turn(self, jobs: int, ready: Callable[[int], float]) -> float:
+    """Jobs whose videos come late are judged late, and some judge gets its share of them.
+
+    Args:
+      jobs: how many.
+      ready: when so many of them can be ready.
+    """
     judges = sum(self.pool.counts[c] for c in self.allowed["judge"])
     out = 0.0
     for early in sorted({jobs * k // 8 for k in range(8)}):
-      ready = self._made(self._videos_of(early + 1))[1]
       share = math.ceil((jobs - early) / judges)
-      out = max(out, ready + min(self.least_judge_times(share).values()))
+      out = max(out, ready(early + 1) + min(self.least_judge_times(share).values()))
     return out
+
+  def _fusing(self) -> Mapping[int, float]:
+    """Seconds of a generation that takes its candidate's gradient."""
+    times = self.times("generate")
+    return {c: t + self.costs.scale * self.by_class[c].fused_s for c, t in times.items()}
 
   def _judging(self, jobs: frozenset[int], first: float, last: float = 0.0) -> float:
     """When jobs can have been judged.
@@ -350,7 +383,7 @@ class _Bound:
     if self.fused == 0 or self.scheme.forward_first:
       return [Item(needs.videos, (generate,))]
     members = len(self.shape.updates[0])
-    fusing = {c: t + self.costs.scale * self.by_class[c].fused_s for c, t in generate.items()}
+    fusing = self._fusing()
     apart = (generate, self.times("replay"))
     if self.fused is None:
       return [

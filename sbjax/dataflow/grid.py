@@ -71,7 +71,9 @@ def plan_cell(
   """
   costs = paper_costs(parameters, cell.frames, cell.judge, cell.algorithm)
   slots = worker_slots(scheme, actors, rewards)
-  return search(cell.shape(), scheme, slots, costs, budget_s=budget_s)
+  # KVPO replays in another context than it generates in, and has a reference: it cannot fuse.
+  fused = 0 if cell.algorithm == "kvpo" else None
+  return search(cell.shape(), scheme, slots, costs, budget_s=budget_s, fused=fused)
 
 
 def without(scheme: Scheme, choice: str) -> Scheme:

@@ -12,7 +12,7 @@ from sbjax.dataflow.memory import Memory, shortfall
 from sbjax.dataflow.plan import Plan, StepShape, WorkerSlot
 from sbjax.dataflow.schemes import Scheme
 from sbjax.dataflow.simulate import simulate
-from sbjax.dataflow.space import Point, Space, space
+from sbjax.dataflow.space import Knob, Point, Space, space
 
 _TASKS_PER_S = 60_000
 """Simulated tasks that one second of the budget stands for. A search counts simulations, never the
@@ -115,8 +115,10 @@ class _Search:
   def climb(self, enough_s: float) -> None:
     """Iterated local search: climb from the best start, then from disturbed copies of the best."""
     draw = random.Random(0)
-    best = min(self.starts(), key=lambda p: (self.seconds(p), p))
-    best = self.climbed(best, enough_s)
+    starts = sorted(self.starts(), key=lambda p: (self.seconds(p), p))
+    best = starts[0]
+    for start in starts[:3]:
+      best = min(best, self.climbed(start, enough_s), key=lambda p: (self.seconds(p), p))
     while not self.spent and self.seconds(best) > enough_s:
       point = list(best)
       for knob in draw.sample(range(len(point)), min(draw.randint(1, 4), len(point))):
@@ -149,27 +151,41 @@ class _Search:
     for place in places:
       yield (*point[:knob], place, *point[knob + 1 :])
 
-  def rewards(self) -> int:
-    count = sum(slot.group == "reward" for slot in self.space.slots)
-    return min(count, self.space.shape.candidates)
-
   def starts(self) -> list[Point]:
-    """Everything at home, everything moved, and shares between."""
+    """Coarse points: everything at home, everything moved, and combinations between."""
+    rewards = sum(slot.group == "reward" for slot in self.space.slots)
+    choices = [_coarse(knob, rewards) for knob in self.space.knobs]
+    # The replays of all updates move, and are split, together.
+    names = [knob.name.partition("/")[0] for knob in self.space.knobs]
+    kinds = list(dict.fromkeys(names))
+    levels = [
+      max(len(c) for n, c in zip(names, choices, strict=True) if n == kind) for kind in kinds
+    ]
     points = []
-    names = [knob.name for knob in self.space.knobs]
-    for share in (0.0, 0.25, 0.5, 1.0):
-      for decodes in (0.0, 0.5, 1.0):
-        point = []
-        for name, knob in zip(names, self.space.knobs, strict=True):
-          last = len(knob.values) - 1
-          if name == "decodes":
-            home = knob.values.index(0)
-            point.append(home + round(decodes * (last - home)))
-          elif name == "generations":
-            point.append(knob.values.index(0) + (self.rewards() if share else 0))
-          elif name.startswith("replays") or name == "references":
-            point.append(round(share * last))
-          else:
-            point.append(0)
-        points.append(tuple(point))
-    return list(dict.fromkeys(points))
+    for made in itertools.product(*map(range, levels)):
+      level = dict(zip(kinds, made, strict=True))
+      points.append(
+        tuple(c[min(level[n], len(c) - 1)] for n, c in zip(names, choices, strict=True))
+      )
+    points = list(dict.fromkeys(points))
+    # The first is the plan that moves nothing; of the others a draw, where there are many.
+    rest = random.Random(1).sample(points[1:], len(points) - 1)
+    return points[:1] + rest[: max(self.limit // 3, 3)]
+
+
+def _coarse(knob: Knob, rewards: int) -> tuple[int, ...]:
+  """A few indices of a knob that differ much; the first moves nothing."""
+  last = len(knob.values) - 1
+  if knob.name == "decodes":
+    home = knob.values.index(0)
+    return home, (home + last) // 2, last
+  if knob.name == "generations":
+    home = knob.values.index(0)
+    return home, min(home + rewards, last), last
+  if knob.name == "judging":
+    return tuple(range(min(3, last + 1)))
+  if not knob.ordered:
+    return tuple(range(last + 1))
+  if knob.name.startswith("replays"):
+    return 0, last // 4, last
+  return 0, last

@@ -134,7 +134,8 @@ def whole_tasks(machines: Sequence[Machine], count: int, sizes: Sequence[int] = 
       high = middle
     else:
       low = middle
-  return low
+  # Somebody does the largest piece.
+  return max(low, min(m.head_s + max(sizes) * m.unit_s for m in machines))
 
 
 def _sums(sizes: Sequence[int], limit: int) -> list[int]:
