@@ -11,6 +11,9 @@ Every scheme runs from the same seed, adapter and prompts: warm-up steps, then t
     --steps=N           measured steps of each scheme; default: 3
     --paired            all schemes keep their workers and take turns, step by step, so that noise
                         of the machine hits all alike; every scheme's workers must fit at once
+    --emulated=FILE     a profile: workers compute nothing and wait as long as it says, so that many
+                        devices can be tried on one machine
+    --time_scale=X      with --emulated: what its times are multiplied by; default: 1
     --workdir=DIR       a new or empty folder
 
 It writes `report.html`, `report.json`, `timelines.png`, `steps.png`, and in `timeline/` a trace for
@@ -22,6 +25,7 @@ after SIGINT and SIGTERM.
 
 import contextlib
 import dataclasses
+import functools
 import os
 import pathlib
 import signal
@@ -31,6 +35,8 @@ from typing import TYPE_CHECKING
 
 from sbjax import command
 from sbjax import config as config_lib
+from sbjax.dataflow.costs import StepCosts
+from sbjax.dataflow.profile import read_profile
 from sbjax.settings import Settings
 
 if TYPE_CHECKING:
@@ -40,6 +46,8 @@ FLAGS = {
   "schemes": "which schemes",
   "steps": "measured steps of each scheme",
   "paired": "whether the schemes take turns",
+  "emulated": "a profile to emulate",
+  "time_scale": "what its times are multiplied by",
   "workdir": "folder for the results",
 }
 DEFAULT_STEPS = 3
@@ -56,6 +64,7 @@ class Request:
     steps: measured steps of each scheme.
     paired: whether the schemes take turns.
     workdir: a new or empty folder.
+    emulated: costs of emulated workers; None: real ones.
   """
 
   settings: Settings
@@ -64,6 +73,7 @@ class Request:
   steps: int
   paired: bool
   workdir: pathlib.Path
+  emulated: StepCosts | None = None
 
 
 def main(argv: Sequence[str]) -> int:
@@ -108,8 +118,30 @@ def read_request(argv: Sequence[str]) -> Request:
   if paired not in ("true", "false"):
     raise ValueError(f"--paired is {paired!r}; write --paired alone, or leave it out.")
   return Request(
-    settings, asked.config_file, values["schemes"] or "all", int(steps), paired == "true", workdir
+    settings,
+    asked.config_file,
+    values["schemes"] or "all",
+    int(steps),
+    paired == "true",
+    workdir,
+    _costs(settings, values["emulated"], values["time_scale"]),
   )
+
+
+def _costs(settings: Settings, path: str | None, time_scale: str | None) -> StepCosts | None:
+  try:
+    scale = float(time_scale or 1.0)
+  except ValueError:
+    scale = 0.0
+  if not 0.0 < scale < float("inf"):
+    raise ValueError(f"--time_scale is {time_scale!r}; use a number above 0.")
+  if path is None:
+    if time_scale is not None:
+      raise ValueError("--time_scale goes with --emulated; real workers take the time they take.")
+    return None
+  profile = read_profile(path)
+  largest = max(profile.rows, key=lambda row: row.height_px * row.width_px)
+  return profile.costs(settings.model.frames, largest.height_px, largest.width_px, scale=scale)
 
 
 def run(request: Request) -> int:
@@ -129,7 +161,10 @@ def run(request: Request) -> int:
   for mine in settings.values():
     check_fused(schemes.scheme(mine.scheme), recipe_of(mine))
   train_prompts, _ = prompt_lib.from_settings(request.settings)
-  if request.settings.runtime.executor == "inline":
+  emulated = request.emulated
+  if emulated is not None:
+    _say(f"no model is computed: every task waits, time scale {emulated.scale:g}  (emulated)")
+  elif request.settings.runtime.executor == "inline":
     _say("runtime.executor is inline: tasks run one after another, so nothing overlaps")
   with contextlib.ExitStack() as stack:
     if request.paired:
@@ -138,15 +173,16 @@ def run(request: Request) -> int:
       settings,
       train_prompts,
       request.workdir,
-      open_workers,
+      open_workers if emulated is None else functools.partial(open_emulated, emulated),
       config=request.config,
       steps=request.steps,
       paired=request.paired,
-      emulated=False,
+      emulated=emulated is not None,
       say=_say,
     )
+  tail = "" if emulated is None else "  (emulated)"
   for name in ("report.html", "report.json", "timelines.png", "steps.png", "timeline", "logs"):
-    _say(f"{name:<14} {request.workdir / name}")
+    _say(f"{name:<14} {request.workdir / name}{tail}")
   return command.EXIT_DONE
 
 
@@ -176,6 +212,31 @@ def open_workers(
     yield Opened(driver, reward)
   finally:
     executor.shutdown()
+
+
+@contextlib.contextmanager
+def open_emulated(
+  costs: StepCosts,
+  settings: Settings,
+  log_dir: str,
+  say: Callable[[str], None],
+  *,
+  virtual: bool = False,
+) -> "Iterator[Opened]":
+  """Makes emulated workers of a scheme, and ends them.
+
+  Args:
+    costs: what tasks take.
+    settings: checked settings.
+    log_dir: folder for the workers' output.
+    say: prints one line.
+    virtual: True for a clock that never waits.
+  """
+  from sbjax.emulation.run import emulated_driver
+  from sbjax.report.compare import Opened
+
+  with emulated_driver(settings, costs, log_dir, say, virtual=virtual) as (driver, reward):
+    yield Opened(driver, reward, profiled=True)
 
 
 @contextlib.contextmanager

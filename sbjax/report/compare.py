@@ -34,10 +34,12 @@ class Opened:
   Attributes:
     driver: has loaded workers.
     reward: the driver's part of the reward.
+    profiled: True where the driver was given costs and does not measure itself.
   """
 
   driver: Driver
   reward: Reward
+  profiled: bool = False
 
 
 Open = Callable[[Settings, str, Callable[[str], None]], contextlib.AbstractContextManager[Opened]]
@@ -109,7 +111,7 @@ def compare(
   tail = "  (emulated)" if emulated else ""
 
   def tell(text: str) -> None:
-    say(f"{text}{tail}")
+    say(text if text.endswith(tail) else f"{text}{tail}")
 
   runs: dict[str, _Run] = {}
   with contextlib.ExitStack() as everyone:
@@ -118,7 +120,7 @@ def compare(
         logs = str(workdir / "logs" / name)
         told = _prefixed(tell, name)
         opened = (everyone if paired else one).enter_context(open_workers(mine, logs, told))
-        runs[name] = _Run(opened, mine, prompts, told, steps)
+        runs[name] = _Run(opened, mine, prompts, told, steps, tail)
         runs[name].warm_up()
         if not paired:
           for _ in range(steps):
@@ -150,11 +152,13 @@ class _Run:
     prompts: PromptSet,
     say: Callable[[str], None],
     steps: int,
+    tail: str,
   ):
     self.driver, self._reward, self._settings = opened.driver, opened.reward, settings
-    self._prompts, self._say, self._wanted = prompts, say, steps
+    self._prompts, self._say, self._wanted, self._tail = prompts, say, steps, tail
     # A run that measures itself plans once more when it has; only then does its plan stay.
-    self.warm_up_steps = OWN_STEPS if settings.runtime.plan == "search" else 1
+    itself = settings.runtime.plan == "search" and not opened.profiled
+    self.warm_up_steps = OWN_STEPS if itself else 1
     self._state: TrainHandles | None = None
     self._step = 0
     self._measured: list[MeasuredStep] = []
@@ -190,7 +194,8 @@ class _Run:
         if not line:
           self._plan, self._graph = self.driver.plan, graph
           total = sum(task.kind not in DRIVER_KINDS for task in graph.tasks.values())
-          line.append(stack.enter_context(Progress(f"{self._settings.scheme} {what}", total)))
+          title = f"{self._settings.scheme} {what}{self._tail}"
+          line.append(stack.enter_context(Progress(title, total)))
         counts = graph.counts()
         done = sum(n for kind, (n, _) in counts.items() if kind not in DRIVER_KINDS)
         for _ in range(done - counted[0]):

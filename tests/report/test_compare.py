@@ -1,13 +1,18 @@
-"""Comparing schemes: two real ones on the tiny model, what the report says, what is refused."""
+"""Comparing schemes: two real ones on the tiny model, all of them emulated, what is refused."""
 
 import contextlib
+import functools
 import json
 
 import imageio.v3 as iio
 import numpy as np
 import pytest
 
+from configs import quickstart
 from sbjax import compare as compare_command
+from sbjax import config as config_lib
+from sbjax.dataflow.costs import StepCosts, WorkerCosts
+from sbjax.dataflow.schemes import SCHEMES
 from sbjax.prompts import PromptSet
 from sbjax.report import compare, compare_html, compare_report
 from sbjax.runtime.driver import Driver
@@ -29,7 +34,7 @@ def open_tiny(settings, log_dir, say):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-  """Two schemes, taking turns, with steps that emulated devices are said to have made."""
+  """Two schemes, taking turns."""
   folder, said = tmp_path_factory.mktemp("compared"), []
   settings = compare.scheme_settings(
     tiny.settings(algorithm__minibatches=1, rollout__group_size=2, model__frames=5),
@@ -43,6 +48,41 @@ def finished(tmp_path_factory):
     config="tiny.py",
     steps=2,
     paired=True,
+    emulated=False,
+    say=said.append,
+  )
+  return folder, report, said
+
+
+COSTS = WorkerCosts(
+  generate_s=1.0,
+  fused_s=0.6,
+  decode_s=0.3,
+  judge_s=((1, 0.8), (4, 1.6)),
+  forward_s=0.3,
+  backward_s=0.9,
+  replay_s=0.95,
+  update_s=0.02,
+  push_s=0.01,
+)
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory):
+  """Every scheme under the real driver, on emulated workers with a virtual clock."""
+  folder, said = tmp_path_factory.mktemp("emulated"), []
+  costs = StepCosts(dict.fromkeys(("actor", "reward", "both"), COSTS), dispatch_s=0.002)
+  config = quickstart.get_config()
+  config.rollout.prompts_per_step, config.rollout.group_size = 2, 4
+  config.runtime.actor_workers = 2
+  report = compare.compare(
+    compare.scheme_settings(config_lib.convert(config), "all"),
+    PromptSet("some", ("a red seven moves left slowly", "a blue two moves right fast")),
+    folder,
+    functools.partial(compare_command.open_emulated, costs, virtual=True),
+    config="quickstart",
+    steps=1,
+    paired=False,
     emulated=True,
     say=said.append,
   )
@@ -52,7 +92,7 @@ def finished(tmp_path_factory):
 def test_report_holds_every_figure_of_every_scheme(finished):
   folder, report, _ = finished
   assert json.loads((folder / "report.json").read_text()) == report
-  assert report["emulated"] is True
+  assert report["emulated"] is False
   assert list(report["schemes"]) == ["colocated", "stagebreaker"]
   for name, s in report["schemes"].items():
     assert len(s["step_s"]["all"]) == 2 and s["step_s"]["median"] > 0
@@ -75,20 +115,46 @@ def test_gradients_are_of_the_same_videos_and_agree(finished):
     assert 0 <= s["max_rel_gradient_diff"] <= 1e-5
 
 
-def test_emulated_stands_on_every_line_and_picture(finished):
+def test_page_and_pictures(finished):
   folder, _, said = finished
   lines = [line for text in said for line in text.splitlines()]
-  assert [line for line in lines if "emulated" not in line] == []
   assert any("warm-up step 1 of 1" in line for line in lines)
   assert any("step 2 of 2" in line for line in lines)
   page = (folder / "report.html").read_text()
   assert page.count("data:image/png;base64,") == 2
-  assert "<script" not in page and "http" not in page
-  assert page.count("emulated") >= 6
+  assert "<script" not in page and "http" not in page and "emulated" not in page
   for name in ("timelines.png", "steps.png"):
     assert iio.imread(folder / name).std() > 10
   trace = json.loads((folder / "timeline" / "stagebreaker.json").read_text())
-  assert trace["otherData"] == {"scheme": "stagebreaker", "emulated": True}
+  assert trace["otherData"] == {"scheme": "stagebreaker", "emulated": False}
+
+
+def test_emulated_stands_on_every_line_and_picture(emulated):
+  folder, report, said = emulated
+  assert report["emulated"] is True
+  lines = [line for text in said for line in text.splitlines()]
+  assert lines and [line for line in lines if "emulated" not in line] == []
+  page = (folder / "report.html").read_text()
+  assert page.count("emulated") >= len(report["schemes"]) + 4
+  trace = json.loads((folder / "timeline" / "sbjax.json").read_text())
+  assert trace["otherData"]["emulated"] is True
+
+
+def test_every_scheme_is_driven_as_it_was_simulated(emulated):
+  _, report, _ = emulated
+  assert list(report["schemes"]) == list(SCHEMES)
+  for name, s in report["schemes"].items():
+    assert s["step_s"]["median"] == pytest.approx(s["simulated_s"], rel=0.05), name
+    assert s["lower_bound_s"] <= s["step_s"]["median"]
+    assert s["max_rel_gradient_diff"] is not None
+  waits = {name: s["wait_for_reward_frac"] for name, s in report["schemes"].items()}
+  assert waits["async_reward"] > waits["async_train"]
+  assert list(report["gain"]) == [
+    "overlap",
+    "merged replay",
+    "balance",
+    "fused, split and planned together",
+  ]
 
 
 def measured(scheme, steps_s, gradient=(1.0, 0.0)):
@@ -146,6 +212,9 @@ def test_page_without_a_baseline_leaves_its_cells_empty():
     (["--steps=0"], "--steps is '0'; use a whole number from 1."),
     (["--paired=perhaps"], "--paired is 'perhaps'"),
     (["--workdir=tests"], "not empty"),
+    (["--emulated=nowhere.json"], "nowhere.json"),
+    (["--time_scale=2"], "--time_scale goes with --emulated"),
+    (["--time_scale=-1"], "--time_scale is '-1'"),
   ],
 )
 def test_what_cannot_work_is_one_sentence(tmp_path, capsys, arguments, said):
