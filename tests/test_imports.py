@@ -32,6 +32,7 @@ RANKS = {
   "sbjax.command": 7,
   "sbjax.train": 8,
   "sbjax.evaluate": 9,
+  "sbjax.emulation": 9,
 }
 COMMAND = 10
 # Both write a run's files, and may know of each other.
