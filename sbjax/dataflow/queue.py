@@ -60,6 +60,10 @@ class ReadyQueue:
     self._free: dict[tuple[str, ...], list[int]] = {}
     self._place: dict[tuple[str, ...], dict[str, int]] = {}
     self._sets_of: dict[str, list[tuple[str, ...]]] = {}
+    # Sets of workers by their most urgent task, among those that may have an idle worker; a set
+    # without one is put back by the first of its workers that comes free. Entries may be stale.
+    self._open: list[tuple[tuple, int, tuple[str, ...]]] = []
+    self._known: dict[tuple[str, ...], int] = {}
 
   def push(self, tasks: Iterable[Task]) -> None:
     """Adds tasks that are ready."""
@@ -75,9 +79,17 @@ class ReadyQueue:
       self._know(workers)
     entry = (priority(task, self._order), next(self._number), task)
     heapq.heappush(self._tasks[workers], entry)
+    if self._tasks[workers][0] is entry:
+      self._offer(workers)
+
+  def _offer(self, workers: tuple[str, ...]) -> None:
+    tasks = self._tasks[workers]
+    if tasks and workers:  # where nobody who may run it is there at present, it waits
+      heapq.heappush(self._open, (tasks[0][0], self._known[workers], workers))
 
   def _know(self, workers: tuple[str, ...]) -> None:
     self._tasks[workers] = []
+    self._known[workers] = len(self._known)
     self._place[workers] = {name: i for i, name in enumerate(workers)}
     self._free[workers] = [i for i, name in enumerate(workers) if name in self._idle]
     for name in workers:
@@ -90,6 +102,7 @@ class ReadyQueue:
     self._idle.add(worker)
     for workers in self._sets_of.get(worker, ()):
       heapq.heappush(self._free[workers], self._place[workers][worker])
+      self._offer(workers)
 
   def busy(self, worker: str) -> None:
     """Hears that a worker is not idle."""
@@ -107,23 +120,23 @@ class ReadyQueue:
     Returns:
       Task and worker, or None where nothing can start.
     """
-    best: tuple[tuple, tuple[str, ...], str] | None = None
-    for workers, tasks in self._tasks.items():
-      if not workers:  # nobody who may run it is there at present
+    while self._open:
+      urgency, _, workers = heapq.heappop(self._open)
+      tasks = self._tasks[workers]
+      if not tasks or tasks[0][0] != urgency:  # stale: another entry stands for the set
         continue
-      while tasks and not may_start(tasks[0][2], workers[0]):
+      if not may_start(tasks[0][2], workers[0]):
         heapq.heappop(tasks)
-      if not tasks or (best is not None and best[0] <= tasks[0][0]):
+        self._offer(workers)
         continue
       worker = self._first_idle(workers)
-      if worker is not None:
-        best = (tasks[0][0], workers, worker)
-    if best is None:
-      return None
-    _, workers, worker = best
-    _, _, task = heapq.heappop(self._tasks[workers])
-    self._idle.discard(worker)
-    return task, worker
+      if worker is None:
+        continue
+      _, _, task = heapq.heappop(tasks)
+      self._idle.discard(worker)
+      self._offer(workers)
+      return task, worker
+    return None
 
   def _first_idle(self, workers: tuple[str, ...]) -> str | None:
     free = self._free[workers]

@@ -83,7 +83,7 @@ class _Run:
     self.now = 0.0
     self.events: list[tuple[float, int, Task, str, tuple]] = []
     self.number = 0
-    self.summing: dict[str, set[str]] = {}
+    self.summing: dict[str, dict[str, tuple]] = {}
     self.intervals: list[Interval] = []
     self.updates_s: list[float] = []
 
@@ -138,8 +138,8 @@ class _Run:
   def start_sums(self, task: Task) -> None:
     """Each holder adds up its own buffers as soon as it is idle."""
     self.graph.start(task.id)
-    owed = self.holders.owed(task.update)
-    self.summing[task.id] = set(owed)
+    owed = dict(self.holders.owed(task.update))
+    self.summing[task.id] = owed
     for worker in owed:
       self.queue.push_for(task, worker)
 
@@ -147,7 +147,7 @@ class _Run:
     slot = self.slots[worker]
     parts: tuple = ()
     if task.kind == "reduce":
-      parts = self.holders.owed(task.update)[worker]
+      parts = self.summing[task.id][worker]
       seconds = self.costs.reduce_seconds(len(parts), slot, self.shape)
     else:
       self.graph.start(task.id)
@@ -167,7 +167,7 @@ class _Run:
     self.queue.free(worker)
     if task.kind == "reduce":
       self.holders.took(task.update, parts)
-      self.summing[task.id].discard(worker)
+      del self.summing[task.id][worker]
       if not self.summing[task.id]:
         self.graph.done(task.id)
       return
