@@ -12,7 +12,7 @@ from models.generate.sampling import Sampling
 from models.generate.steps import Rows
 from models.qwen_vl.positions import Placed
 
-_WHOLE = ("token", "length", "position", "jump", "left", "drawn")
+_WHOLE = ("token", "length", "position", "left", "drawn")
 
 
 @dataclasses.dataclass(eq=False)
@@ -91,9 +91,7 @@ def decoding_rows(rows: list[Row | None], steps: int) -> tuple[Rows, Int[Array, 
       continue
     request, got = row.request, len(row.tokens)
     whole["token"][i] = row.tokens[-1] if got else request.prompt.ids[-1]
-    last = int(row.placed.positions[0, -1])
-    whole["position"][i] = row.placed.next_position + got - 1 if got else last
-    whole["jump"][i] = 0 if got else row.placed.next_position - last - 1
+    whole["position"][i] = row.placed.next_position + got - 1
     flags["active"][i] = True
     whole["left"][i] = row.budget - got
     whole["drawn"][i] = got

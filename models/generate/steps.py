@@ -48,8 +48,6 @@ class Rows(NamedTuple):
     token: the last token, which the cache does not hold yet.
     length: tokens that the cache holds.
     position: of `token`.
-    jump: added to the positions of the tokens after it; not zero where a visual reaches further
-      than the text behind it.
     active: which rows decode.
     left: tokens that the row may still get.
     drawn: tokens that it got.
@@ -61,7 +59,6 @@ class Rows(NamedTuple):
   token: Int[Array, " rows"]
   length: Int[Array, " rows"]
   position: Int[Array, " rows"]
-  jump: Int[Array, " rows"]
   active: Bool[Array, " rows"]
   left: Int[Array, " rows"]
   drawn: Int[Array, " rows"]
@@ -175,8 +172,7 @@ def decode_burst(
       return attend(q, [past, Keys(new_k[layer], new_v[layer], staged)])
 
     x = embed_tokens(p, loop.token)[:, None]
-    at = rows.position + j + jnp.where(j > 0, rows.jump, 0)
-    at = jnp.broadcast_to(at[:, None, None], (count, 3, 1))
+    at = jnp.broadcast_to((rows.position + j)[:, None, None], (count, 3, 1))
     hidden = decode(p, config, x, at, mix)
     scores = logits(p, config, hidden[:, :, 0])
     token, log_prob = choose(scores, rows.sampling, rows.drawn + j, mode, vocab_limit)

@@ -126,7 +126,7 @@ class Placed(NamedTuple):
 
   Attributes:
     positions: `[3, tokens]` time, row and column of each token.
-    next_position: what the token after the last one has on all three axes.
+    next_position: what text after the last token has on all three axes.
     visual_rows: `[tokens]` row of the concatenated visual features that replaces the token, -1 for
       text.
   """
@@ -199,8 +199,7 @@ def place(
     at, row = at + length, row + length
   if next(pieces, None) is not None:
     raise ValueError(f"{len(visuals)} visuals are given; the prompt has too few placeholders.")
-  last = int(positions.max()) + 1 if len(ids) else 0
-  return Placed(positions, last, rows)
+  return Placed(positions, counter, rows)
 
 
 def _pieces(config: QwenVLConfig, visuals: Sequence[Visual]):

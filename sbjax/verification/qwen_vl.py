@@ -106,7 +106,7 @@ def _replay(
       ours = np.stack([one.positions for one in placed], axis=1)
       compared.add("position_ids", ours, arrays[f"position_ids{ending}"], absolute=0.0)
     if f"rope_delta{ending}" in arrays:
-      delta = np.asarray([[one.next_position - ids.shape[1]] for one in placed])
+      delta = np.asarray([[int(one.positions.max()) + 1 - ids.shape[1]] for one in placed])
       compared.add("rope_delta", delta, arrays[f"rope_delta{ending}"], absolute=0.0)
   run = jax.jit(forward, static_argnames=("config",))
   ours = run(
