@@ -69,14 +69,14 @@ class Family:
     """The model with shapes in place of parameters."""
     return nnx.eval_shape(lambda: self.build(config, nnx.Rngs(0), param_dtype))
 
-  def like(self, config: Config) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes of the parameters by path."""
-    return _like(self, config)
+  def like(self, config: Config, param_dtype: Any = jnp.float32) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes and types of the parameters by path."""
+    return _like(self, config, jnp.dtype(param_dtype))
 
 
 @functools.cache
-def _like(family: Family, config: Config) -> dict[str, jax.ShapeDtypeStruct]:
-  return parameters(family.abstract(config))
+def _like(family: Family, config: Config, dtype: Any) -> dict[str, jax.ShapeDtypeStruct]:
+  return parameters(family.abstract(config, dtype))
 
 
 def _build_dit(config: Config, rngs: nnx.Rngs, param_dtype: Any) -> nnx.Module:

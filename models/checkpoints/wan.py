@@ -17,7 +17,7 @@ from models.wan.presets import DiTConfig
 from models.wan.sharding import parameter_shardings
 from models.wan.umt5 import UMT5Config, UMT5Encoder
 from models.wan.vae import VAEConfig, WanVAE
-from models.weights import fill, parameters
+from models.weights import fill
 
 Path = str | os.PathLike[str]
 
@@ -118,8 +118,7 @@ def _load(
 ) -> nnx.Module:
   checkpoint = open_checkpoint(path)
   tensors, _, layout = find_weights(checkpoint, part, family)
-  model = family.abstract(config, param_dtype)
-  like = parameters(model)
+  like = family.like(config, param_dtype)
   shardings = None
   if mesh is not None:
     shardings = parameter_shardings(like, mesh)
@@ -132,5 +131,6 @@ def _load(
     shardings=shardings,
     progress=progress,
   )
+  model = family.abstract(config, param_dtype)
   fill(model, arrays)
   return model
