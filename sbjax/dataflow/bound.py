@@ -19,6 +19,7 @@ up their stages. A judge's work counts at the best rate among the batches that t
 (StageBreaker §4.4 searches without a bound; these are textbook relaxations of makespan.)
 """
 
+import bisect
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -63,7 +64,13 @@ def lower_bound(
     # its bound, and the least of them holds.
     counts = range(len(shape.updates[0]) + 1)
   made = _Bound(shape, scheme, slots, costs, known_s)
-  return min(_ROUNDING * min(made.step_s(count) for count in counts), known_s)
+  least = min(made.step_s(count) for count in counts)
+  if scheme.judge_batches == "device" and made.batches is not None:
+    # Moving nothing it judges upon arrival; see `space.Space`.
+    home = {kind: groups[:1] for kind, groups in scheme.bindings.items()}
+    arrival = dataclasses.replace(scheme, bindings=home, judge_batches="job")
+    least = min(least, _Bound(shape, arrival, slots, costs, known_s).step_s(0))
+  return min(_ROUNDING * least, known_s)
 
 
 _MOST_FUSED = 32
@@ -92,6 +99,7 @@ class _Bound:
     self.scheme: Scheme = scheme
     self.costs: StepCosts = costs
     self.fused: int | None = 0
+    self._table: list[float] = []
     self.split = "split_replays" in scheme.plan_space
     keys: dict[tuple[str, str], list[WorkerSlot]] = {}
     for slot in slots:
@@ -332,9 +340,33 @@ class _Bound:
         break
       items = [Item(1, (took,)), Item(len(jobs) - most, (rates,))]
       heads = tuple(first for _ in self.members)
-      best = min(best, max(ending, spread(self.pool, items, heads)))
+      shared = max(spread(self.pool, items, heads), self._packed(size, len(jobs) - most, first))
+      best = min(best, max(ending, shared))
       size = most + 1
     return best
+
+  def _packed(self, last: int, jobs: int, first: float) -> float:
+    """When judges that start at `first` can have done whole jobs, one of them the last task too."""
+    table = self._judge_table()
+    count = sum(self.pool.counts[c] for c in self.allowed["judge"])
+    took = table[last]
+
+    def fits(seconds: float) -> bool:
+      fewer = bisect.bisect_right(table, seconds - took) - 1
+      return fewer >= 0 and fewer + (count - 1) * (bisect.bisect_right(table, seconds) - 1) >= jobs
+
+    # The answer is some table entry, with or without the last task.
+    ends = sorted({*table, *(took + t for t in table)})
+    return first + ends[bisect.bisect_left(ends, True, key=fits)]
+
+  def _judge_table(self) -> list[float]:
+    """The least seconds in which one judge does 0, 1, 2, ... jobs; never falling."""
+    if not self._table:
+      out = [0.0]
+      for jobs in range(1, len(self.shape.jobs) + 1):
+        out.append(max(out[-1], min(self.least_judge_times(jobs).values())))
+      self._table = out
+    return self._table
 
   def _rates(self) -> Mapping[int, float]:
     """Seconds of a job in the best batch, per kind of worker."""

@@ -183,7 +183,8 @@ def _coarse(knob: Knob, rewards: int) -> tuple[int, ...]:
     home = knob.values.index(0)
     return home, min(home + rewards, last), last
   if knob.name == "judging":
-    return tuple(range(min(3, last + 1)))
+    sizes = [(i, v) for i, v in enumerate(knob.values) if not v[2]]
+    return (0, *[i for i, v in sizes if v[1]][:1], *[i for i, v in sizes if v[0] == 1][:1])
   if not knob.ordered:
     return tuple(range(last + 1))
   if knob.name.startswith("replays"):

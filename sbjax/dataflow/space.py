@@ -44,6 +44,9 @@ class Space:
   end of the order, where they hold up nobody; decodes from the front (or, by choice, the end),
   where their judgements are waited for first.
 
+  A plan of a scheme with batches by device that moves nothing judges upon arrival: batches are
+  what moved decodes gather (StageBreaker §4.4), and without any it is `merged_replay`.
+
   Attributes:
     shape: the step.
     scheme: its bindings and `plan_space` say which knobs there are.
@@ -104,10 +107,11 @@ class Space:
 
   def _batches(self, chosen: dict) -> tuple[tuple[int, ...], ...]:
     if "judging" not in chosen:
+      if self.scheme.judge_batches == "device" and self.knobs and not any(chosen.values()):
+        return judge_batches(self.shape, 1, 1)
       return scheme_batches(self.scheme, self.shape, self.slots)
-    size, across = chosen["judging"]
-    judges = sum(slot.group in ("reward", "both") for slot in self.slots)
-    return judge_batches(self.shape, judges, size, across=across)
+    size, across, late = chosen["judging"]
+    return _tapered(judge_batches(self.shape, 1, across=across), size, late)
 
 
 def _last(members: Sequence[int], chosen: dict, update: int, fused: frozenset[int]) -> list[int]:
@@ -183,13 +187,30 @@ def space(
   return Space(shape, scheme, tuple(slots), tuple(knobs))
 
 
-def _judging(shape: StepShape, slots: Sequence[WorkerSlot]) -> tuple[tuple[int, bool], ...]:
-  """(jobs of a task, across mini-batches): every size that changes the number of tasks."""
+def _judging(shape: StepShape, slots: Sequence[WorkerSlot]) -> tuple[tuple[int, bool, int], ...]:
+  """(jobs of a task, across mini-batches, jobs of the last task), the simplest first."""
   judges = sum(slot.group in ("reward", "both") for slot in slots)
   jobs, updates = len(shape.jobs), max(len(set(shape.job_updates())), 1)
-  out = [(0, False), (0, True)]
-  for across, most in ((False, math.ceil(jobs / updates)), (True, jobs)):
-    # More tasks than a few a judge only lose the gain of batching.
-    counts = sorted({math.ceil(most / k) for k in range(1, 4 * judges + 1)} | {1})
-    out += [(size, across) for size in counts]
+  out = []
+  for late in (0, 1, 2):
+    for across, most in ((False, math.ceil(jobs / updates)), (True, jobs)):
+      # One task a judge comes first. More than a few only lose the gain of batching.
+      counts = {max(math.ceil((most - late) / k), 1) for k in range(judges, 4 * judges + 1)}
+      counts |= {max(math.ceil(most / k), 1) for k in range(1, judges)} | {1}
+      first = max(math.ceil((most - late) / judges), 1)
+      out += [(size, across, late) for size in sorted(counts, key=lambda s: (s != first, s))]
   return tuple(dict.fromkeys(out))
+
+
+def _tapered(
+  stages: Sequence[tuple[int, ...]], size: int, late: int
+) -> tuple[tuple[int, ...], ...]:
+  """Cuts each stage's jobs into tasks of one size; its last jobs, whose videos come last, may form
+  a smaller task, which is soon done."""
+  out: list[tuple[int, ...]] = []
+  for jobs in stages:
+    early = jobs[: len(jobs) - late] if late < len(jobs) else jobs
+    out += [early[i : i + size] for i in range(0, len(early), size)]
+    if late < len(jobs) and late:
+      out.append(jobs[len(jobs) - late :])
+  return tuple(out)
