@@ -73,5 +73,7 @@ def _filter(scaled: Array, sampling: Sampling) -> Array:
   falling = jnp.where(jnp.arange(size, dtype=jnp.int32)[None] < k, falling, -jnp.inf)
   probability = jax.nn.softmax(falling, axis=-1)
   before = jnp.cumsum(probability, axis=-1) - probability
-  least = jnp.min(jnp.where(before < sampling.top_p[:, None], falling, jnp.inf), axis=-1)
+  # Rounding may leave `before` below one past the k-th, so the share alone does not tell.
+  kept = (before < sampling.top_p[:, None]) & jnp.isfinite(falling)
+  least = jnp.min(jnp.where(kept, falling, jnp.inf), axis=-1)
   return jnp.where(scaled >= least[:, None], scaled, -jnp.inf)

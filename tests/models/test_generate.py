@@ -1,10 +1,16 @@
 """The engine: what a request gives does not depend on how and with whom it runs."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh
 
 from models.generate.engine import Engine
 from models.generate.request import EngineConfig, Request, exact_config
+from models.generate.sampling import Sampling, choose
+from models.layers.dense import tree_of
+from models.qwen_vl.checkpoint import load, save
 from tests.tiny_judge import decode_text, prompt, tiny_model
 
 # One bucket each, so that every engine of this file runs the same few programs.
@@ -42,7 +48,7 @@ def mixed(tiny):
   requests = [
     Request(prompt(config, 3, seed=1), 5),
     Request(prompt(config, 2, "image", 4, seed=2), 11),
-    Request(prompt(config, 30, seed=3), 2, temperature=1.0, seed=7),
+    Request(prompt(config, 30, seed=3), 2, temperature=1.0, top_p=0.99, seed=7),
     Request(prompt(config, 1, "video", 1, "image", 2, seed=4), 7, script=(5, 6, 7)),
     Request(prompt(config, 9, seed=5), 6, temperature=0.7, top_k=5, top_p=0.8, seed=7),
   ]
@@ -88,13 +94,51 @@ def test_exact_sizes_are_equal_to_the_last_bit(tiny):
 def test_seeds_name_streams(tiny):
   config, _ = tiny
   asked = prompt(config, 4, seed=6)
-  drawn = [Request(asked, 8, temperature=2.0, seed=seed) for seed in (1, 2, 1)]
+  drawn = [Request(asked, 8, temperature=2.0, top_k=40, seed=seed) for seed in (1, 2, 1)]
   narrow = Request(asked, 8, temperature=2.0, top_k=1, seed=5)
   a, b, c, d, e = (
     r.tokens.tolist() for r in _engine(tiny).generate([*drawn, narrow, Request(asked, 8)])
   )
   assert a == c != b
   assert d == e != a  # among one token there is no choice
+
+
+def test_choosing_draws_from_what_the_filters_leave():
+  rng = np.random.default_rng(0)
+  scores = jnp.asarray(rng.standard_normal((64, 12)), jnp.float32)
+
+  def drawn(mode, top_k=0, top_p=1.0, temperature=1.0):
+    whole = jnp.full(64, top_k, jnp.int32)
+    real = (jnp.full(64, x, jnp.float32) for x in (temperature, top_p))
+    sampling = Sampling(jnp.arange(64, dtype=jnp.uint32), next(real), whole, next(real))
+    token, log_prob = choose(scores, sampling, jnp.zeros(64, jnp.int32), mode, vocab_limit=10)
+    np.testing.assert_allclose(
+      log_prob, jax.nn.log_softmax(scores[:, :10])[np.arange(64), token], atol=1e-5
+    )
+    return np.asarray(token)
+
+  order = np.argsort(-np.asarray(scores[:, :10]), axis=1)
+  free = drawn("plain")
+  np.testing.assert_array_equal(drawn("filtered"), free)  # filters that leave everything
+  assert free.max() == 9 and (free != order[:, 0]).any()
+  np.testing.assert_array_equal(drawn("plain", temperature=0.0), order[:, 0])
+  few = drawn("filtered", top_k=3, temperature=5.0)
+  places = np.argmax(order == few[:, None], axis=1)
+  assert set(places) == {0, 1, 2}
+  share = np.sort(np.asarray(jax.nn.softmax(scores[:, :10])), axis=1)[:, ::-1].cumsum(axis=1)
+  places = np.argmax(order == drawn("filtered", top_p=0.5)[:, None], axis=1)
+  assert (places <= (share < 0.5).sum(axis=1)).all() and places.max() > 0
+
+
+def test_an_engine_on_a_mesh_gives_the_same(tiny, mixed, tmp_path):
+  config, model, _ = tiny_model("qwen3", layers=1)
+  requests, alone = mixed
+  mesh = Mesh(np.asarray(jax.devices()).reshape(2, 2), ("fsdp", "seq"))
+  save(tmp_path / "a.safetensors", model)
+  p = tree_of(load(tmp_path / "a.safetensors", config, mesh=mesh))
+  engine = Engine(p, config, EngineConfig(**SIZES), mesh=mesh)
+  result = engine.generate(requests[1:2])[0]
+  assert result.tokens.tolist() == alone[1].tokens.tolist()
 
 
 def test_stop_tokens_and_stop_strings_end_a_request(tiny, mixed):
