@@ -38,7 +38,8 @@ _MEANINGS = (
   ("bound", "no plan of the scheme can be faster at these costs; of bound: bound / step"),
   (
     "gradient differs",
-    "largest relative difference of the first update's combined gradient from another scheme's",
+    "largest relative difference of the first update's combined gradient from the schemes with the "
+    "same videos (from all others, where a fused rollout made its own)",
   ),
 )
 

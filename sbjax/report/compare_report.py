@@ -114,12 +114,21 @@ def _figures(mine: Measured, every: Sequence[Measured], paired: bool) -> dict[st
     "simulated_s": mine.simulated_s,
     "share_of_bound": mine.bound_s / mine.step_s if mine.bound_s is not None else None,
     "simulated_error": mine.simulated_s / mine.step_s - 1 if mine.simulated_s is not None else None,
-    "max_rel_gradient_diff": max(
-      (gradient_difference(mine.gradient, m.gradient) for m in every if m is not mine), default=None
-    ),
+    "max_rel_gradient_diff": _gradient_differs(mine, every),
     "plan": mine.plan,
     "searched": mine.searched,
   }
+
+
+def _gradient_differs(mine: Measured, every: Sequence[Measured]) -> float | None:
+  """Largest difference from the schemes that made the same videos; where none did, from all.
+
+  A rollout that takes its gradient on the way is another program, which may round otherwise: its
+  videos then differ in the last bits from the other schemes', and rewards carry that on.
+  """
+  others = [m for m in every if m is not mine]
+  same = [m for m in others if m.rewards == mine.rewards]
+  return max((gradient_difference(mine.gradient, m.gradient) for m in same or others), default=None)
 
 
 def speedup(mine: Measured, other: Measured, paired: bool) -> float:
@@ -261,8 +270,8 @@ def sentences(report: Mapping[str, Any]) -> list[str]:
     )
   if not report["same_rewards"]:
     out.append(
-      "the first step's rewards differ between schemes, so their gradients are not of the same "
-      "videos: rollouts are not repeatable on these devices"
+      "the first step's rewards differ between schemes, so not all gradients are of the same "
+      "videos: fused rollouts round otherwise than plain ones, or rollouts are not repeatable here"
     )
   return out
 
