@@ -42,6 +42,23 @@ def priority(task: Task, order: Order) -> tuple[int, int, int, str]:
   return (rank, update, first, task.id)
 
 
+class _Workers:
+  """The workers that may run some tasks, those of them that are idle, and the tasks."""
+
+  def __init__(self, names: tuple[str, ...], number: int, idle: set[str]):
+    self.names, self.number = names, number
+    self.place = {name: i for i, name in enumerate(names)}
+    # Idle ones, best first; entries that are no longer idle are dropped when they come up, so that
+    # a thousand workers cost a logarithm each time.
+    self.free = [i for i, name in enumerate(names) if name in idle]
+    self.tasks: list[tuple[tuple, int, Task]] = []
+
+  def first_idle(self, idle: set[str]) -> str | None:
+    while self.free and self.names[self.free[0]] not in idle:
+      heapq.heappop(self.free)
+    return self.names[self.free[0]] if self.free else None
+
+
 class ReadyQueue:
   """Ready tasks and idle workers; pairs the most urgent task with a worker that may run it.
 
@@ -52,18 +69,13 @@ class ReadyQueue:
 
   def __init__(self, workers: Callable[[Task], tuple[str, ...]], order: Order = "kind"):
     self._workers, self._order = workers, order
-    self._tasks: dict[tuple[str, ...], list[tuple[tuple, int, Task]]] = {}
     self._number = itertools.count()  # a task may be listed twice; tasks themselves have no order
     self._idle: set[str] = set()
-    # Per set of workers its idle ones, best first; entries that are no longer idle are dropped when
-    # they come up, so that a thousand workers cost a logarithm each time.
-    self._free: dict[tuple[str, ...], list[int]] = {}
-    self._place: dict[tuple[str, ...], dict[str, int]] = {}
-    self._sets_of: dict[str, list[tuple[str, ...]]] = {}
-    # Sets of workers by their most urgent task, among those that may have an idle worker; a set
-    # without one is put back by the first of its workers that comes free. Entries may be stale.
-    self._open: list[tuple[tuple, int, tuple[str, ...]]] = []
-    self._known: dict[tuple[str, ...], int] = {}
+    self._known: dict[tuple[str, ...], _Workers] = {}
+    self._of: dict[str, list[_Workers]] = {}
+    # By their most urgent task, the known sets of workers of which one may be idle. A set without
+    # is put back by the first of its workers that comes free. Entries may be stale.
+    self._open: list[tuple[tuple, int, _Workers]] = []
 
   def push(self, tasks: Iterable[Task]) -> None:
     """Adds tasks that are ready."""
@@ -74,35 +86,30 @@ class ReadyQueue:
     """Adds one worker's share of a task that every holder does a part of, a sum."""
     self._push(task, (worker,))
 
-  def _push(self, task: Task, workers: tuple[str, ...]) -> None:
-    if workers not in self._tasks:
-      self._know(workers)
+  def _push(self, task: Task, names: tuple[str, ...]) -> None:
+    known = self._known.get(names)
+    if known is None:
+      known = self._known[names] = _Workers(names, len(self._known), self._idle)
+      for name in names:
+        self._of.setdefault(name, []).append(known)
     entry = (priority(task, self._order), next(self._number), task)
-    heapq.heappush(self._tasks[workers], entry)
-    if self._tasks[workers][0] is entry:
-      self._offer(workers)
+    heapq.heappush(known.tasks, entry)
+    if known.tasks[0] is entry:
+      self._offer(known)
 
-  def _offer(self, workers: tuple[str, ...]) -> None:
-    tasks = self._tasks[workers]
-    if tasks and workers:  # where nobody who may run it is there at present, it waits
-      heapq.heappush(self._open, (tasks[0][0], self._known[workers], workers))
-
-  def _know(self, workers: tuple[str, ...]) -> None:
-    self._tasks[workers] = []
-    self._known[workers] = len(self._known)
-    self._place[workers] = {name: i for i, name in enumerate(workers)}
-    self._free[workers] = [i for i, name in enumerate(workers) if name in self._idle]
-    for name in workers:
-      self._sets_of.setdefault(name, []).append(workers)
+  def _offer(self, known: _Workers) -> None:
+    # Where nobody who may run a task is there at present, it waits.
+    if known.tasks and known.names:
+      heapq.heappush(self._open, (known.tasks[0][0], known.number, known))
 
   def free(self, worker: str) -> None:
     """Hears that a worker is idle."""
     if worker in self._idle:
       return
     self._idle.add(worker)
-    for workers in self._sets_of.get(worker, ()):
-      heapq.heappush(self._free[workers], self._place[workers][worker])
-      self._offer(workers)
+    for known in self._of.get(worker, ()):
+      heapq.heappush(known.free, known.place[worker])
+      self._offer(known)
 
   def busy(self, worker: str) -> None:
     """Hears that a worker is not idle."""
@@ -121,25 +128,18 @@ class ReadyQueue:
       Task and worker, or None where nothing can start.
     """
     while self._open:
-      urgency, _, workers = heapq.heappop(self._open)
-      tasks = self._tasks[workers]
-      if not tasks or tasks[0][0] != urgency:  # stale: another entry stands for the set
+      urgency, _, known = heapq.heappop(self._open)
+      if not known.tasks or known.tasks[0][0] != urgency:  # stale: another entry stands for it
         continue
-      if not may_start(tasks[0][2], workers[0]):
-        heapq.heappop(tasks)
-        self._offer(workers)
+      if not may_start(known.tasks[0][2], known.names[0]):
+        heapq.heappop(known.tasks)
+        self._offer(known)
         continue
-      worker = self._first_idle(workers)
+      worker = known.first_idle(self._idle)
       if worker is None:
         continue
-      _, _, task = heapq.heappop(tasks)
+      _, _, task = heapq.heappop(known.tasks)
       self._idle.discard(worker)
-      self._offer(workers)
+      self._offer(known)
       return task, worker
     return None
-
-  def _first_idle(self, workers: tuple[str, ...]) -> str | None:
-    free = self._free[workers]
-    while free and workers[free[0]] not in self._idle:
-      heapq.heappop(free)
-    return workers[free[0]] if free else None
