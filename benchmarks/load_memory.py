@@ -22,7 +22,6 @@ import threading
 import time
 
 ALLOWANCE_BYTES = 128_000_000
-WIDTH = {"dim": 1536, "ffn_dim": 8960, "num_heads": 12}
 _STEM = "diffusion_pytorch_model"
 
 
@@ -51,7 +50,7 @@ def main() -> int:
 def _config(layers: int):
   from models.wan.presets import DiTConfig
 
-  return DiTConfig("synthetic", num_layers=layers, **WIDTH)
+  return DiTConfig("synthetic", dim=1536, ffn_dim=8960, num_heads=12, num_layers=layers)
 
 
 def _write(folder: pathlib.Path, gigabytes: float, shards: int) -> tuple[int, list[pathlib.Path]]:

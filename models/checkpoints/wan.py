@@ -118,10 +118,9 @@ def _load(
 ) -> nnx.Module:
   checkpoint = open_checkpoint(path)
   tensors, _, layout = find_weights(checkpoint, part, family)
-  like = family.like(config, param_dtype)
-  shardings = None
-  if mesh is not None:
-    shardings = parameter_shardings(like, mesh)
+  dtype = jnp.dtype(param_dtype)
+  like = family.like(config, dtype)
+  shardings: Any = None if mesh is None else parameter_shardings(like, mesh)
   arrays = load_arrays(
     checkpoint.path,
     tensors,
@@ -131,6 +130,6 @@ def _load(
     shardings=shardings,
     progress=progress,
   )
-  model = family.abstract(config, param_dtype)
+  model = family.abstract(config, dtype)
   fill(model, arrays)
   return model

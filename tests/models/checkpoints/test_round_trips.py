@@ -43,11 +43,17 @@ PUBLISHED = [  # family, layout, preset, tensors in the published files
   (DIT, "official", "wan2.1-1.3b", 825),
   (DIT, "diffusers", "wan2.1-1.3b", 825),
   (DIT, "official", "wan2.1-14b", 1095),
+  (DIT, "official", "wan2.2-ti2v-5b", 825),
   (VAE, "official", "wan2.1", 194),
   (VAE, "diffusers", "wan2.1", 194),
   (UMT5, "official", "umt5-xxl", 242),
   (UMT5, "huggingface", "umt5-xxl", 242),
 ]
+PARAMETERS = {
+  "wan2.1-1.3b": 1_418_996_800,
+  "wan2.2-ti2v-5b": 4_999_787_712,
+  "umt5-xxl": 5_680_910_336,
+}
 
 
 def _official(family) -> dict[str, np.ndarray]:
@@ -114,6 +120,8 @@ def test_published_files_are_recognised(family, layout, preset, count):
   assert (found.family, found.layout.name) == (family, layout)
   assert preset in found.presets
   assert len(tensors) == count
+  elements = sum(tensor.size for tensor in tensors.values())
+  assert elements == PARAMETERS.get(preset, elements)
 
 
 def test_a_part_is_chosen_by_name_or_because_it_is_the_only_one(tmp_path):
@@ -151,10 +159,13 @@ def test_a_repeated_table_must_be_equal(tmp_path):
 def test_each_device_holds_its_share(tmp_path):
   path = save(tmp_path / "a.safetensors", dit_state())
   mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("fsdp", "seq"))
-  cut, whole = (parameters(load_dit(path, CFG, mesh=m)) for m in (mesh, None))
+  cut, whole = (
+    parameters(load_dit(path, CFG, param_dtype="bfloat16", mesh=m)) for m in (mesh, None)
+  )
   for name, array in cut.items():
     assert array.sharding.spec == kernel_spec(array.shape, 2), name
     np.testing.assert_array_equal(array, whole[name])
+  assert cut["head.bias"].dtype == jnp.bfloat16
   assert cut["blocks.ffn.up.kernel"].addressable_shards[0].data.shape == (3, 12, 10)
 
 
