@@ -200,16 +200,19 @@ def open_workers(
   from sbjax.compilation import cache_dir, use_cache
   from sbjax.report.compare import Opened
   from sbjax.runtime.driver import Driver, make_executor
+  from sbjax.runtime.profiling import profile_for
   from sbjax.runtime.roles import recipe_of, reward_of
 
   if settings.runtime.executor == "inline":
     use_cache(cache_dir())
-  recipe, reward = recipe_of(settings), reward_of(settings)
+  recipe, reward, profile = recipe_of(settings), reward_of(settings), profile_for(settings)
   executor = make_executor(recipe, cache_dir())
   try:
     driver = Driver(recipe, executor, reward, log_dir, say)
     driver.wait_for_workers()
-    yield Opened(driver, reward)
+    if profile is not None:
+      driver.use_profile(profile)
+    yield Opened(driver, reward, profiled=profile is not None)
   finally:
     executor.shutdown()
 

@@ -12,14 +12,13 @@ import jax
 from models.layers.lora import lora_shapes
 from sbjax import prompts as prompt_lib
 from sbjax.compilation import cache_dir, use_cache
-from sbjax.dataflow.profile import Profile, read_profile
 from sbjax.dataflow.schemes import scheme as scheme_of
 from sbjax.report.console import Progress
 from sbjax.report.reporter import Reporter
 from sbjax.runtime.driver import Driver, make_executor
 from sbjax.runtime.planning import check_fused
 from sbjax.runtime.pool import RunFailed
-from sbjax.runtime.profiling import fingerprint
+from sbjax.runtime.profiling import profile_for
 from sbjax.runtime.recipe import Recipe
 from sbjax.runtime.records import EvalResult
 from sbjax.runtime.roles import recipe_of, reward_of
@@ -93,19 +92,6 @@ def train(settings: Settings, path: str) -> int:
     write_adapters(workdir, driver, state)
     reporter.finish(loop.step, time.monotonic() - started, "done", _compare(path))
   return 0
-
-
-def profile_for(settings: Settings) -> Profile | None:
-  """Reads the profile that a run names, None where it measures itself.
-
-  Raises:
-    ValueError: it cannot be read, or was measured with another configuration.
-  """
-  if not settings.runtime.profile:
-    return None
-  profile = read_profile(settings.runtime.profile)
-  profile.check(fingerprint(settings), {})
-  return profile
 
 
 @dataclasses.dataclass

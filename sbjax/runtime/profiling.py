@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sbjax.dataflow.plan import Plan, WorkerSlot
-from sbjax.dataflow.profile import Profile, profile_of_costs
+from sbjax.dataflow.profile import Profile, profile_of_costs, read_profile
 from sbjax.runtime.planning import costs_of_warmup, refined
 from sbjax.runtime.recipe import Recipe
 from sbjax.runtime.records import Span
@@ -122,3 +122,16 @@ def refined_profile(
   )
   measured = {slot.kind for slot in slots} | {"driver"}
   return profile.with_rows(row for row in newer.rows if row.worker in measured)
+
+
+def profile_for(settings: Settings) -> Profile | None:
+  """Reads the profile that a run names, None where it measures itself.
+
+  Raises:
+    ValueError: it cannot be read, or was measured with another configuration.
+  """
+  if not settings.runtime.profile:
+    return None
+  profile = read_profile(settings.runtime.profile)
+  profile.check(fingerprint(settings), {})
+  return profile
