@@ -108,7 +108,10 @@ class Engine:
     self._cancelled.add(number)
 
   def generate(self, requests: Sequence[Request]) -> list[Result]:
-    """Runs requests to their ends and gives the results in their order."""
+    """Runs requests to their ends and gives the results in their order.
+
+    Others that were submitted before run along; their results are not given to anyone.
+    """
     numbers = [self.submit(request) for request in requests]
     found: dict[int, Result] = {}
     while len(found) < len(numbers):
