@@ -15,8 +15,12 @@ os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 os.environ.setdefault("MPLBACKEND", "Agg")
 
 # One compilation cache for all tests of a run and for the processes that they start, so that a
-# program which two tests share is compiled once. It goes away with the run.
-_CACHE = tempfile.mkdtemp(prefix="sbjax-test-compilation-")
+# program which two tests share is compiled once. The process that made it removes it; pytest-xdist's
+# workers inherit its name.
+_OWNER = "SBJAX_TEST_CACHE" not in os.environ
+_CACHE = os.environ.setdefault(
+  "SBJAX_TEST_CACHE", tempfile.mkdtemp(prefix="sbjax-test-compilation-") if _OWNER else ""
+)
 os.environ["JAX_COMPILATION_CACHE_DIR"] = _CACHE
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
 
@@ -30,4 +34,5 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 def pytest_unconfigure(config: pytest.Config) -> None:
   """Removes the compilation cache of this run."""
   del config
-  shutil.rmtree(_CACHE, ignore_errors=True)
+  if _OWNER:
+    shutil.rmtree(_CACHE, ignore_errors=True)
