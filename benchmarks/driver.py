@@ -1,6 +1,6 @@
 """The driver's own cost: its time outside waiting, per task and as a share of a step.
 
-    python -m benchmarks.driver [--steps=5] [--scale=0.25]
+    python -m benchmarks.driver [--steps=5] [--scale=0.4]
 
 The paper's setting with 24 candidates on 4 + 2 emulated devices, scheme `sbjax`, under the real
 driver and Ray. The driver's own cost is what its thread does while it is not waiting for a task to
@@ -51,7 +51,7 @@ def main() -> int:
   """Runs the benchmark."""
   parser = argparse.ArgumentParser(description="The driver's own cost.")
   parser.add_argument("--steps", type=int, default=5)
-  parser.add_argument("--scale", type=float, default=0.25)
+  parser.add_argument("--scale", type=float, default=0.4)
   arguments = parser.parse_args()
   cell, costs = Cell(), paper_fit.fit().costs
   wall, processor, per_task, lengths = [], [], [], []
