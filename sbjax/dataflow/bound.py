@@ -78,6 +78,43 @@ _MOST_FUSED = 32
 then free, and the bound a little lower."""
 
 
+class Relaxed:
+  """The bound's parts, for searches that bound a part of a scheme's plans.
+
+  Takes what `lower_bound` takes; candidates do not fuse.
+  """
+
+  def __init__(
+    self, shape: StepShape, scheme: Scheme, slots: Sequence[WorkerSlot], costs: StepCosts
+  ):
+    self._made = _Bound(shape, scheme, slots, costs, math.inf)
+
+  def judged_s(self) -> tuple[list[float], float]:
+    """When what each update waits for, and everything, can have been judged."""
+    made = self._made
+    each = [made._judged(made.needs(m)) for m in range(len(made.shape.updates))]
+    return each, made._judged(made.everything())
+
+  def judging_work_s(self) -> float:
+    """Seconds of all judging on the workers that do it fastest."""
+    items = self._made._judge_items(self._made.everything().jobs)
+    return sum(item.amount * min(item.ways[0][0].values()) for item in items)
+
+  def tail_s(self, update: int) -> float:
+    """From an update's last gradient to its adapter."""
+    return self._made._tail(update)
+
+  def pass_s(self, update: int) -> float:
+    """An update's replays on all workers that may do them."""
+    return self._made._pass("replay", update, len(self._made.shape.updates[update]))
+
+  def least_on(self, group: str, kind: str, update: int = 0) -> float:
+    """Seconds of a task on the group's fastest workers; infinite where it may not run there."""
+    times = self._made.times(kind, update)
+    members = self._made.members
+    return min((t for c, t in times.items() if members[c][0].group == group), default=math.inf)
+
+
 @dataclasses.dataclass(frozen=True)
 class _Needs:
   """What an update waits for, itself and all before it.

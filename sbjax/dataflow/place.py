@@ -10,6 +10,7 @@ from sbjax.dataflow.bound import lower_bound
 from sbjax.dataflow.costs import StepCosts
 from sbjax.dataflow.memory import Memory, shortfall
 from sbjax.dataflow.plan import Plan, StepShape, WorkerSlot
+from sbjax.dataflow.prune import Branches
 from sbjax.dataflow.schemes import Scheme
 from sbjax.dataflow.simulate import simulate
 from sbjax.dataflow.space import Knob, Point, Space, space
@@ -45,9 +46,9 @@ def search(
     fused: how many candidates fuse; None: the search decides.
 
   Returns:
-    A plan whose `searched` is `exhaustive` where every plan of the space was simulated or the best
-    one meets the bound, `local` where neighbours of the best known were, `fixed` where there is
-    one.
+    A plan whose `searched` is `exhaustive` where every plan of the space was simulated,
+    `branch_and_bound` where those that were not cannot be faster, `local` where only neighbours of
+    the best ones were, `fixed` where there is one plan.
 
   Raises:
     ValueError: if no plan fits the workers' memory, or costs lack a kind of worker.
@@ -102,7 +103,13 @@ class _Search:
         self.seconds(point)
     else:
       searched = "local"
+      provable, whole = self.space.scheme.judging_first, self.limit
+      # A good plan first: it is what branches are cut by.
+      self.limit = whole // 4 if provable else whole
       self.climb(bound_s * (1.0 + _CLOSE))
+      self.limit = whole
+      if provable and self.prove():
+        searched = "branch_and_bound"
     # Of equally fast plans the first point: it moves the least.
     point = min(self.seen, key=lambda p: (self.seen[p], p))
     if math.isinf(self.seen[point]):
@@ -111,6 +118,26 @@ class _Search:
     return dataclasses.replace(
       plan, simulated_s=self.seen[point], bound_s=bound_s, searched=searched
     )
+
+  def prove(self) -> bool:
+    """Simulates every plan whose branch may hold a better one; False where that is too many."""
+    branches = Branches(self.space, self.costs)
+    knobs, home = self.space.knobs, (0,) * len(self.space.knobs)
+    best, steps = min(self.seconds(home), min(self.seen.values())), 0
+    stack: list[Point] = [()]
+    while stack:
+      point = stack.pop()
+      steps += 1
+      if steps > 4 * self.limit or (self.spent and len(point) == len(knobs)):
+        return False
+      chosen = {k.name: k.values[i] for k, i in zip(knobs, point, strict=False)}
+      if branches.least_s(chosen) >= best:
+        continue
+      if len(point) < len(knobs):
+        stack += [(*point, i) for i in reversed(range(len(knobs[len(point)].values)))]
+      else:
+        best = min(best, self.seconds(point))
+    return True
 
   def climb(self, enough_s: float) -> None:
     """Iterated local search: climb from the best start, then from disturbed copies of the best."""

@@ -15,6 +15,7 @@ from sbjax.dataflow.plan import (
   judge_batches,
   worker_slots,
 )
+from sbjax.dataflow.queue import Order
 from sbjax.dataflow.schemes import SCHEMES, Scheme
 
 
@@ -54,6 +55,15 @@ def step_costs(**changes) -> StepCosts:
   """The same costs on every kind of worker."""
   made = worker_costs(**changes)
   return StepCosts({"actor": made, "reward": made, "both": made}, dispatch_s=0.002)
+
+
+def seconds(plan: Plan) -> float:
+  """A searched plan's simulated seconds."""
+  assert plan.simulated_s is not None
+  return plan.simulated_s
+
+
+ORDERS: tuple[Order, ...] = ("kind", "update", "rollout")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,4 +143,4 @@ def _free_plan(draw, shape: StepShape) -> Plan:
   fused = fused_candidates(shape, draw(st.integers(0, len(shape.updates[0]))))
   splits = {key: parts for key, parts in splits.items() if key[0] or key[1] not in fused}
   batches = judge_batches(shape, 2, draw(st.integers(0, 4)), across=draw(st.booleans()))
-  return Plan(groups, batches, splits, fused, draw(st.sampled_from(["kind", "update", "rollout"])))
+  return Plan(groups, batches, splits, fused, draw(st.sampled_from(ORDERS)))

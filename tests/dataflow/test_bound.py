@@ -14,7 +14,7 @@ from sbjax.dataflow.simulate import simulate
 from tests.dataflow.settings import Case, cases, step_costs, step_shape
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(cases(), st.floats(1.0, 1.5))
 def test_no_plan_beats_the_bound(case: Case, above: float):
   given_ = (case.shape, case.scheme, case.slots, case.costs)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 
 from sbjax.dataflow.build import build_step
 from sbjax.dataflow.plan import Plan, WorkerSlot, fixed_plan, judge_batches, worker_slots
+from sbjax.dataflow.queue import Order
 from sbjax.dataflow.schemes import SCHEMES, scheme
 from sbjax.dataflow.simulate import simulate
 from tests.dataflow.settings import Case, cases, step_costs, step_shape
@@ -66,7 +67,8 @@ def test_a_slower_worker_makes_a_longer_step():
 def test_generation_before_decode_is_an_order_of_its_own():
   shape, chosen = step_shape(groups=1, size=2, minibatches=1), scheme("sbjax")
   slots = worker_slots(chosen, 1, 1)
-  for order, second in (("kind", "decode"), ("rollout", "generate")):
+  orders: tuple[tuple[Order, str], ...] = (("kind", "decode"), ("rollout", "generate"))
+  for order, second in orders:
     plan = Plan({}, judge_batches(shape, 1), order=order)
     done = simulate(shape, chosen, plan, slots, step_costs())
     mine = [i.task.kind for i in done.intervals if i.worker == "actor-0"]
