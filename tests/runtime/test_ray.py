@@ -9,6 +9,7 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
+from benchmarks import processes
 from sbjax.runtime.driver import Driver
 from sbjax.runtime.inline import InlineExecutor
 from sbjax.runtime.ray_executor import RayExecutor
@@ -34,11 +35,12 @@ def build_sleepy(run):
 @pytest.fixture(scope="module")
 def cluster():
   # One cluster of two nodes for the module; each driver makes its own workers in it.
+  mark = processes.mark()
   nodes = Cluster()
   nodes.add_node(num_cpus=2, resources={"actors": 2}, include_dashboard=False)
   nodes.add_node(num_cpus=2, resources={"rewards": 2})
   ray.init(address=nodes.address, log_to_driver=False, configure_logging=False)
-  yield nodes
+  yield mark
   ray.shutdown()
   nodes.shutdown()
 
@@ -152,20 +154,16 @@ def test_ray_listens_on_the_loopback_only(cluster):
         fields = line.split()
         if fields[3] == "0A":
           listening.add((fields[1].split(":")[0], int(fields[9])))
-  mine = ray_inodes()
+  mine = inodes([os.getpid(), *(int(line.split()[0]) for line in processes.left(cluster))])
   assert mine, "no listening socket of Ray was found"
   loopback = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
   assert {address for address, inode in listening if inode in mine} <= loopback
 
 
-def ray_inodes():
+def inodes(pids):
   found = set()
-  for pid in filter(str.isdigit, os.listdir("/proc")):
+  for pid in pids:
     try:
-      with open(f"/proc/{pid}/cmdline", "rb") as file:
-        command = file.read()
-      if b"ray" not in command:
-        continue
       for fd in os.listdir(f"/proc/{pid}/fd"):
         target = os.readlink(f"/proc/{pid}/fd/{fd}")
         if target.startswith("socket:["):
