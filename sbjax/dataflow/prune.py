@@ -7,7 +7,7 @@ behind all judging, and actors take a replay only when no generation is left: th
 import math
 from collections.abc import Mapping
 
-from sbjax.dataflow.bound import Relaxed
+from sbjax.dataflow.bound import Bound
 from sbjax.dataflow.costs import StepCosts
 from sbjax.dataflow.space import Space
 
@@ -22,24 +22,25 @@ class Branches:
 
   def __init__(self, space: Space, costs: StepCosts):
     shape, scheme, slots = space.shape, space.scheme, space.slots
-    relaxed = Relaxed(shape, scheme, slots, costs)
+    bound = Bound(shape, scheme, slots, costs)
     self._updates = [len(members) for members in shape.updates]
     groups = {"actor": 0, "reward": 0}
     for slot in slots:
       groups[slot.group] += 1
     self._actors, self._rewards = groups["actor"], groups["reward"]
     self._videos = shape.candidates + len(shape.anchors)
-    self._judged, self._all_judged = relaxed.judged_s()
-    self._tails = [relaxed.tail_s(m) for m in range(len(self._updates))]
-    self._passes = [relaxed.pass_s(m) for m in range(len(self._updates))]
-    self._generate = relaxed.least_on("actor", "generate")
-    self._decode = {g: relaxed.least_on(g, "decode") for g in groups}
-    self._reference = relaxed.least_on("actor", "reference") if shape.reference else 0.0
+    self._judged = [bound.judged_s(bound.needs(m)) for m in range(len(self._updates))]
+    self._all_judged = bound.judged_s(bound.everything())
+    self._tails = [bound.tail_s(m) for m in range(len(self._updates))]
+    self._passes = [bound.pass_s("replay", m, n) for m, n in enumerate(self._updates)]
+    self._generate = bound.least_on("actor", "generate")
+    self._decode = {g: bound.least_on(g, "decode") for g in groups}
+    self._reference = bound.least_on("actor", "reference") if shape.reference else 0.0
     self._candidates = shape.candidates
     self._replay = {
-      g: [relaxed.least_on(g, "replay", m) for m in range(len(self._updates))] for g in groups
+      g: [bound.least_on(g, "replay", m) for m in range(len(self._updates))] for g in groups
     }
-    self._judging = relaxed.judging_work_s()
+    self._judging = bound.judging_work_s()
     # Every moved decode comes before a judgement where every video is judged.
     self._all_jobs = {c for job in shape.jobs for c in job} >= set(range(shape.candidates))
 

@@ -68,7 +68,8 @@ class ReadyQueue:
   """
 
   def __init__(self, workers: Callable[[Task], tuple[str, ...]], order: Order = "kind"):
-    self._workers, self._order = workers, order
+    self._workers = workers
+    self._order: Order = order
     self._number = itertools.count()  # a task may be listed twice; tasks themselves have no order
     self._idle: set[str] = set()
     self._known: dict[tuple[str, ...], _Workers] = {}
