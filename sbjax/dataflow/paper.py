@@ -142,10 +142,10 @@ def paper_costs(
 
   def worker(swap_s: float, times: float) -> WorkerCosts:
     sizes = sorted({1, 2, most_jobs})
-    return WorkerCosts(
+    # Plain floats: numbers from a fit may be numpy scalars, and simulating those is slow.
+    seconds = dict(
       generate_s=parameters.generate_s * whole,
       decode_s=parameters.decode_s * size * frames / REFERENCE_FRAMES,
-      judge_s=tuple((n, swap_s + times * curve.seconds(n, frames)) for n in sizes),
       forward_s=parameters.forward_s * replayed,
       backward_s=gradient * replayed,
       replay_s=gradient * replayed * (1.0 + parameters.units_share),
@@ -158,6 +158,8 @@ def paper_costs(
       update_s=parameters.update_s,
       push_s=parameters.push_s,
     )
+    table = tuple((n, float(swap_s + times * curve.seconds(n, frames))) for n in sizes)
+    return WorkerCosts(judge_s=table, **{name: float(s) for name, s in seconds.items()})
 
   apart = worker(0.0, 1.0)
   together = worker(parameters.swap_s, parameters.colocated_judging)
