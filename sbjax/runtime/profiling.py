@@ -6,12 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sbjax.dataflow.plan import Plan, WorkerSlot
-from sbjax.dataflow.profile import Profile, profile_of_costs, read_profile
-from sbjax.runtime.planning import costs_of_warmup, refined
+from sbjax.dataflow.plan import WorkerSlot
+from sbjax.dataflow.profile import Profile, read_profile
 from sbjax.runtime.recipe import Recipe
-from sbjax.runtime.records import Span
-from sbjax.runtime.warmup import WarmUp
 from sbjax.settings import Settings
 
 
@@ -73,55 +70,6 @@ def video_size(recipe: Recipe, pixel_stride: int) -> tuple[int, int, int]:
   geometry = recipe.geometry
   frames = recipe.settings.model.frames
   return frames, geometry.height * pixel_stride, geometry.width * pixel_stride
-
-
-def profile_of_warmup(
-  warm: WarmUp,
-  recipe: Recipe,
-  slots: Sequence[WorkerSlot],
-  facts: Mapping[str, Mapping[str, Any]],
-) -> Profile:
-  """A run's first profile: one warm task of each kind on each kind of worker.
-
-  Args:
-    warm: what the warm-up found.
-    recipe: the run's recipe.
-    slots: the workers.
-    facts: worker -> its facts, as `load` gives them.
-  """
-  size = video_size(recipe, facts[slots[0].name]["pixel_stride"])
-  return profile_of_costs(
-    costs_of_warmup(warm, slots),
-    *size,
-    config=fingerprint(recipe.settings),
-    devices=devices_of(facts, slots),
-  )
-
-
-def refined_profile(
-  profile: Profile,
-  spans: Sequence[Span],
-  plan: Plan,
-  slots: Sequence[WorkerSlot],
-  size: tuple[int, int, int],
-) -> Profile:
-  """A profile with the times that a step's own tasks took in place of older ones.
-
-  Args:
-    profile: the profile so far.
-    spans: a step's tasks.
-    plan: the plan they ran under.
-    slots: the workers.
-    size: (frames, height, width) of the step's videos in pixels.
-  """
-  newer = profile_of_costs(
-    refined(profile.costs(*size), spans, plan, slots),
-    *size,
-    config=profile.config,
-    devices=profile.devices,
-  )
-  measured = {slot.kind for slot in slots} | {"driver"}
-  return profile.with_rows(row for row in newer.rows if row.worker in measured)
 
 
 def profile_for(settings: Settings) -> Profile | None:
