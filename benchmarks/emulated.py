@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import os
 import statistics
 import warnings
 from collections.abc import Iterator
@@ -43,9 +44,8 @@ def costs_of(cell: Cell, costs: PaperCosts, scale: float, dispatch_s: float) -> 
 @contextlib.contextmanager
 def one_ray(workers: int) -> Iterator[None]:
   """Ray on this machine for several drivers in a row; it ends with the context."""
-  import sbjax.runtime.ray_executor  # sets what Ray reads when it is imported
-
-  del sbjax
+  # Ray reads it when it is imported, and then listens on 127.0.0.1 only.
+  os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
   import ray
 
   with warnings.catch_warnings():

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import os
 from collections.abc import Callable, Iterator
 
 from sbjax.dataflow.costs import StepCosts
@@ -46,6 +47,9 @@ def emulated_executor(settings: Settings, emulation: Emulation, *, virtual: bool
   """
   if virtual:
     return VirtualExecutor(emulation)
+  if not settings.runtime.ray_address:
+    # Ray reads it when it is imported, and then listens on 127.0.0.1 only.
+    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
   from sbjax.runtime.ray_executor import RayExecutor
 
   return RayExecutor(
