@@ -2,16 +2,20 @@
 
     python -m benchmarks.memory WORKDIR [--first=10] [--most=0.02]
 
-Prints, for each process and the object stores, the memory at that step, at the last one and at the
-highest one in between. Exit code 1 where the highest is more than `--most` above the first.
+Prints, for each process and the object stores, the median memory of the ten steps from that step
+on, of the last ten steps, and the highest in between: a worker's memory goes up and down by the
+arrays of the task that it has just ended, so single steps tell nothing. Exit code 1 where the last
+ten are more than `--most` above the first ten.
 """
 
 import argparse
 import pathlib
+import statistics
 import sys
 
 from sbjax.report.writers import read_jsonl
 
+_WINDOW = 10
 PROCESS = "perf/rss_bytes/"
 STORE = "perf/object_store_bytes"
 
@@ -36,14 +40,18 @@ def main() -> int:
   )
   for key in keys:
     values = series(rows, key)
-    if asked.first not in values or max(values) <= asked.first:
-      print(f"benchmarks.memory: {key} has no steps after {asked.first}", file=sys.stderr)
+    after = [value for step, value in sorted(values.items()) if step >= asked.first]
+    if len(after) < 2 * _WINDOW:
+      print(
+        f"benchmarks.memory: {key} has {len(after)} steps from {asked.first} on; "
+        f"{2 * _WINDOW} are needed",
+        file=sys.stderr,
+      )
       return 1
-    first, last = values[asked.first], max(values)
-    peak = max(value for step, value in values.items() if step >= asked.first)
-    growth = peak / first - 1.0
-    steps = f"{asked.first}-{last}"
-    sizes = " ".join(f"{value / 2**20:9.1f}" for value in (first, values[last], peak))
+    first, last = statistics.median(after[:_WINDOW]), statistics.median(after[-_WINDOW:])
+    growth = last / first - 1.0
+    steps = f"{asked.first}-{max(values)}"
+    sizes = " ".join(f"{value / 2**20:9.1f}" for value in (first, last, max(after)))
     print(f"{key.removeprefix(PROCESS):24s} {steps:>10s} {sizes} {growth:8.2%}")
     grown += [key] if growth > asked.most else []
   if not keys:

@@ -15,6 +15,7 @@ from sbjax.compilation import cache_dir, use_cache
 from sbjax.dataflow.schemes import scheme as scheme_of
 from sbjax.report.console import Progress
 from sbjax.report.reporter import Reporter
+from sbjax.runtime import memory
 from sbjax.runtime.driver import Driver, make_executor
 from sbjax.runtime.planning import check_fused
 from sbjax.runtime.pool import RunFailed
@@ -144,6 +145,7 @@ class Loop:
         self.evaluate()
       if due(self.settings.checkpoint.every, step) or step == total:
         self.save()
+      memory.give_back()
     self.checkpoints.wait()
     return self.state
 

@@ -56,8 +56,8 @@ def test_lost_attempts_and_sums_of_several_workers_are_not_made_again():
 @pytest.mark.parametrize(("growth", "code"), [(0.019, 0), (0.021, 1)])
 def test_memory_growth(tmp_path, monkeypatch, capsys, growth, code):
   rows = [
-    {"step": s, memory.PROCESS + "actor-0": 1e8 * (1 + growth * (s == 15)), memory.STORE: 5e6 + s}
-    for s in range(1, 20)
+    {"step": s, memory.PROCESS + "actor-0": 1e8 * (1 + growth * (s >= 25)), memory.STORE: 5e6 + s}
+    for s in range(1, 40)
   ]
   rows[0][memory.STORE] = 1.0  # what happens before the tenth step does not count
   (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -67,8 +67,8 @@ def test_memory_growth(tmp_path, monkeypatch, capsys, growth, code):
   assert f"{growth:.2%}" in said and ("none" in said) == (code == 0)
 
 
-def test_memory_needs_steps_after_the_tenth(tmp_path, monkeypatch):
-  row = {"step": 10, memory.STORE: 1.0}
-  (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+def test_memory_needs_twenty_steps_after_the_tenth(tmp_path, monkeypatch):
+  rows = [{"step": s, memory.STORE: 1.0} for s in range(1, 25)]
+  (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
   monkeypatch.setattr(sys, "argv", ["memory", str(tmp_path)])
   assert memory.main() == 1
