@@ -51,7 +51,11 @@ def one_ray(workers: int) -> Iterator[None]:
   with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message="os.fork", category=RuntimeWarning)
     ray.init(
-      num_cpus=workers, include_dashboard=False, log_to_driver=False, configure_logging=False
+      address="local",
+      num_cpus=workers,
+      include_dashboard=False,
+      log_to_driver=False,
+      configure_logging=False,
     )
   try:
     yield

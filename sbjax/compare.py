@@ -261,7 +261,13 @@ def room(settings: Sequence[Settings]) -> Iterator[None]:
   workers = len(settings) * (runtime.actor_workers + runtime.reward_workers)
   cpus = max(workers * max(1, runtime.cores_per_worker), os.cpu_count() or 1)
   handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
-  ray.init(num_cpus=cpus, include_dashboard=False, log_to_driver=False, configure_logging=False)
+  ray.init(
+    address="local",
+    num_cpus=cpus,
+    include_dashboard=False,
+    log_to_driver=False,
+    configure_logging=False,
+  )
   for number, handler in handlers.items():  # Ray's own end the process without a word
     signal.signal(number, handler)
   try:

@@ -15,7 +15,7 @@ os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 os.environ.setdefault("MPLBACKEND", "Agg")
 
 # One compilation cache for all tests of a run and for the processes that they start, so that a
-# program which two tests share is compiled once. The process that made it removes it; pytest-xdist's
+# program which two tests share is compiled once. Who made it removes it; pytest-xdist's
 # workers inherit its name.
 _OWNER = "SBJAX_TEST_CACHE" not in os.environ
 _CACHE = os.environ.setdefault(

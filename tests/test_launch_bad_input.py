@@ -49,7 +49,7 @@ def refusal(capsys, *arguments):
     (["--config.model=digits"], "model is a section"),
     (["--config.reward.weights=(1,0.5)"], "one weight for each of the 3 components"),
     (["--config.reward.weights=(1,x)"], "it must be a number"),
-    (["--config.scheme=magic"], "use one of 'colocated', 'stagebreaker'"),
+    (["--config.scheme=magic"], "use one of 'colocated', 'colocated_single_replay', "),
     (["--config.model.frames=32"], "21 or 33 would do"),
     (["--config.algorithm.minibatches=3"], "use 1, 2 or 4"),
     (["--config.lora.targets=('mlp.*',)"], "matches nothing"),

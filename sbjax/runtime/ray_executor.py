@@ -222,6 +222,7 @@ class RayExecutor:
         raise RuntimeError(f"{LOOPBACK} must be '0' before Ray is imported: it would open ports")
       # Workers may outnumber cores, for tests; on this machine the check of settings bounds them.
       options |= {
+        "address": "local",  # else Ray joins whatever cluster it finds on this machine
         "include_dashboard": False,
         "num_cpus": max(int(cpus), len(os.sched_getaffinity(0))),
       }
