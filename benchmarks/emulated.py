@@ -25,7 +25,7 @@ PIXEL_FRAMES_PER_LATENT = 4
 def settings_of(cell: Cell, scheme: str) -> Settings:
   """The settings of a DanceGRPO cell."""
   shape = paper_shape(cell.candidates, cell.minibatches, cell.frames)
-  c = paper_emulated.get_config()
+  c: Any = paper_emulated.get_config()
   c.scheme = scheme
   c.model.frames = PIXEL_FRAMES_PER_LATENT * (cell.frames - 1) + 1
   c.rollout.prompts_per_step = len(shape.groups)

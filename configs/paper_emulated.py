@@ -16,12 +16,14 @@ Groups of 6 are our choice; the paper does not state its own. Videos have 81 fra
 latent. Model and judge are the embedded world's: they give the form of scalars and never run.
 """
 
+from typing import Any
+
 from configs import quickstart
 
 
 def get_config():
   """Gives the setting; every field can be overridden as `--config.a.b=value`."""
-  c = quickstart.get_config()
+  c: Any = quickstart.get_config()  # its fields are sections, which pyright cannot tell
   c.total_steps = 9  # the paper: one warm-up step and eight more
   c.model.frames = 81
   c.rollout.prompts_per_step = 4
