@@ -3,8 +3,9 @@
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
+from typing import Any
 
 from sbjax.files import OutputError
 from sbjax.runtime.pool import RunFailed
@@ -64,6 +65,33 @@ def guarded(work: Callable[[], int]) -> int:
   finally:
     for signum, handler in handlers.items():
       signal.signal(signum, handler)
+
+
+def answer(
+  argv: Sequence[str],
+  usage: str,
+  read: Callable[[Sequence[str]], Any],
+  run: Callable[[Any], int],
+) -> int:
+  """Reads a command line and runs what it asks, or prints the usage where it asks for help.
+
+  Args:
+    argv: program name and arguments.
+    usage: the command's docstring.
+    read: gives the request; its `ValueError` is the user's mistake and ends the command at once.
+    run: does the work.
+
+  Returns:
+    The exit code.
+  """
+  if {"--help", "-h", "-help"} & set(argv[1:]):
+    print(usage)
+    return EXIT_DONE
+  try:
+    request = read(argv)
+  except ValueError as error:
+    return refuse(error)
+  return guarded(lambda: run(request))
 
 
 def refuse(error: Exception) -> int:

@@ -85,15 +85,7 @@ def main(argv: Sequence[str]) -> int:
   Returns:
     the exit code; see the module's docstring.
   """
-  if {"--help", "-h", "-help"} & set(argv[1:]):
-    print(__doc__)
-    return command.EXIT_DONE
-  try:
-    request = read_request(argv)
-  except ValueError as error:
-    return command.refuse(error)
-  command.prepare_environment(request.settings)
-  return command.guarded(lambda: run(request))
+  return command.answer(argv, str(__doc__), read_request, run)
 
 
 def read_request(argv: Sequence[str]) -> Request:
@@ -150,6 +142,7 @@ def run(request: Request) -> int:
   Raises:
     ValueError: a scheme that these settings cannot run.
   """
+  command.prepare_environment(request.settings)
   # Not at the top: a command that is refused never waits for these imports.
   from sbjax import prompts as prompt_lib
   from sbjax.dataflow import schemes

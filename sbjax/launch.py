@@ -29,27 +29,30 @@ def main(argv: Sequence[str]) -> int:
   Returns:
     the exit code; see the module's docstring.
   """
-  if {"--help", "-h", "-help"} & set(argv[1:]):
-    print(__doc__)
-    return command.EXIT_DONE
-  try:
-    asked = config_lib.parse(argv, FLAGS)
-    workdir = asked.values["workdir"]
-    if not workdir:
-      raise ValueError("--workdir is missing; name a folder for the run, such as runs/quickstart.")
-    settings = config_lib.validate(asked.config)
-  except ValueError as error:
-    return command.refuse(error)
-  command.prepare_environment(settings)
-  return run(settings, workdir)
+  return command.answer(argv, str(__doc__), read_request, run)
 
 
-def run(settings: Settings, workdir: str) -> int:
+def read_request(argv: Sequence[str]) -> tuple[Settings, str]:
+  """Reads the command line: settings and workdir.
+
+  Raises:
+    ValueError: anything that cannot work.
+  """
+  asked = config_lib.parse(argv, FLAGS)
+  workdir = asked.values["workdir"]
+  if not workdir:
+    raise ValueError("--workdir is missing; name a folder for the run, such as runs/quickstart.")
+  return config_lib.validate(asked.config), workdir
+
+
+def run(request: tuple[Settings, str]) -> int:
   """Trains, and gives the exit code."""
+  settings, workdir = request
+  command.prepare_environment(settings)
   # Not at the top: a command that is refused never waits for this import.
   from sbjax import train
 
-  return command.guarded(lambda: train.train(settings, workdir))
+  return train.train(settings, workdir)
 
 
 if __name__ == "__main__":

@@ -43,22 +43,22 @@ def main(argv: Sequence[str]) -> int:
   Returns:
     the exit code; see the module's docstring.
   """
-  if {"--help", "-h", "-help"} & set(argv[1:]):
-    print(__doc__)
-    return command.EXIT_DONE
-  try:
-    asked = config_lib.parse(argv, FLAGS)
-    if not asked.values["workdir"]:
-      raise ValueError("--workdir is missing; name a folder for the profile, such as runs/profile.")
-    rounds = asked.values["rounds"] or str(DEFAULT_ROUNDS)
-    if not rounds.isdecimal() or int(rounds) < 1:
-      raise ValueError(f"--rounds is {rounds!r}; use a whole number from 1.")
-    settings = config_lib.validate(asked.config)
-  except ValueError as error:
-    return command.refuse(error)
-  command.prepare_environment(settings)
-  workdir = pathlib.Path(asked.values["workdir"])
-  return command.guarded(lambda: run(settings, workdir, int(rounds)))
+  return command.answer(argv, str(__doc__), read_request, run)
+
+
+def read_request(argv: Sequence[str]) -> tuple[Settings, pathlib.Path, int]:
+  """Reads the command line: settings, workdir and rounds.
+
+  Raises:
+    ValueError: anything that cannot work.
+  """
+  asked = config_lib.parse(argv, FLAGS)
+  if not asked.values["workdir"]:
+    raise ValueError("--workdir is missing; name a folder for the profile, such as runs/profile.")
+  rounds = asked.values["rounds"] or str(DEFAULT_ROUNDS)
+  if not rounds.isdecimal() or int(rounds) < 1:
+    raise ValueError(f"--rounds is {rounds!r}; use a whole number from 1.")
+  return config_lib.validate(asked.config), pathlib.Path(asked.values["workdir"]), int(rounds)
 
 
 def lengths(settings: Settings) -> tuple[int, ...]:
@@ -72,12 +72,14 @@ def lengths(settings: Settings) -> tuple[int, ...]:
   return tuple(n * per_chunk - missing for n in kept)
 
 
-def run(settings: Settings, workdir: pathlib.Path, rounds: int) -> int:
+def run(request: tuple[Settings, pathlib.Path, int]) -> int:
   """Measures, prints and writes.
 
   Raises:
     ValueError: the folder holds a profile of another config or other devices.
   """
+  settings, workdir, rounds = request
+  command.prepare_environment(settings)
   file = workdir / "profile.json"
   before = read_profile(file) if file.exists() else None
   workdir.mkdir(parents=True, exist_ok=True)

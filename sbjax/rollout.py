@@ -130,29 +130,42 @@ def make_rollout(
     sigma = jnp.asarray(sigmas)[step]
     return (1.0 - sigma) * clean + sigma * noise
 
-  @jax.jit
-  def generate_chunk(adapter, frozen, cache, conditioning, chunk, start_frame, seed, seed_initial):
-    def predict(x, k):
+  def explore(velocity_of, seed, chunk, x, k):
+    """One stochastic step: the next state and its score."""
+    velocity = velocity_of(x, k)
+    sigma, sigma_next = jnp.asarray(sigmas)[k], jnp.asarray(sigmas)[k + 1]
+    mean, std = transition.step(x, velocity, sigma, sigma_next)
+    noise = jax.random.normal(draw_key(seed, chunk, k, Purpose.STEP), chunk_shape, jnp.float32)
+    # The action is a sample: a score's gradient goes through the mean alone.
+    following = jax.lax.stop_gradient(mean + std * noise)
+    point = Point(
+      x=x,
+      timestep=jnp.asarray(timesteps)[k],
+      sigma=sigma,
+      sigma_next=sigma_next,
+      target=following,
+      anchor=jax.lax.stop_gradient(mean),
+      reference=jnp.zeros_like(x),
+    )
+    return following, score(point, velocity, transition)
+
+  def velocities(adapter, frozen, conditioning, cache, start_frame):
+    """The network at one chunk, as a function of state and step."""
+
+    def velocity_of(x, k):
       return policy.velocity(
         adapter, frozen, x, jnp.asarray(timesteps)[k], conditioning, cache, start_frame
       )
 
+    return velocity_of
+
+  @jax.jit
+  def generate_chunk(adapter, frozen, cache, conditioning, chunk, start_frame, seed, seed_initial):
+    predict = velocities(adapter, frozen, conditioning, cache, start_frame)
+
     def stochastic_step(x, k):
-      velocity = predict(x, k)
-      sigma, sigma_next = jnp.asarray(sigmas)[k], jnp.asarray(sigmas)[k + 1]
-      mean, std = transition.step(x, velocity, sigma, sigma_next)
-      noise = jax.random.normal(draw_key(seed, chunk, k, Purpose.STEP), chunk_shape, jnp.float32)
-      following = mean + std * noise
-      point = Point(
-        x=x,
-        timestep=jnp.asarray(timesteps)[k],
-        sigma=sigma,
-        sigma_next=sigma_next,
-        target=following,
-        anchor=mean,
-        reference=jnp.zeros_like(x),
-      )
-      return following, (x, score(point, velocity, transition))
+      following, value = explore(predict, seed, chunk, x, k)
+      return following, (x, value)
 
     initial = jax.random.normal(
       draw_key(seed_initial, chunk, 0, Purpose.INITIAL), chunk_shape, jnp.float32
@@ -199,23 +212,8 @@ def make_rollout(
     cache = jax.lax.stop_gradient(cache)
 
     def step(a, x, k):
-      velocity = policy.velocity(
-        a, frozen, x, jnp.asarray(timesteps)[k], conditioning, cache, start_frame
-      )
-      mean, std = transition.step(x, velocity, jnp.asarray(sigmas)[k], jnp.asarray(sigmas)[k + 1])
-      noise = jax.random.normal(draw_key(seed, chunk, k, Purpose.STEP), chunk_shape, jnp.float32)
-      # The action is a sample: the score's gradient goes through the mean alone.
-      following = jax.lax.stop_gradient(mean + std * noise)
-      point = Point(
-        x=x,
-        timestep=jnp.asarray(timesteps)[k],
-        sigma=jnp.asarray(sigmas)[k],
-        sigma_next=jnp.asarray(sigmas)[k + 1],
-        target=following,
-        anchor=jax.lax.stop_gradient(mean),
-        reference=jnp.zeros_like(x),
-      )
-      value = score(point, velocity, transition)
+      predict = velocities(a, frozen, conditioning, cache, start_frame)
+      following, value = explore(predict, seed, chunk, x, k)
       return value * weights[k], (following, value)
 
     x = jax.random.normal(
@@ -230,10 +228,8 @@ def make_rollout(
         _, (x, value) = step(adapter, x, k)
       states.append(x)
       scores.append(value)
-    velocity = policy.velocity(
-      adapter, frozen, x, jnp.asarray(timesteps)[last], conditioning, cache, start_frame
-    )
-    clean = x - sigmas[last] * velocity
+    predict = velocities(adapter, frozen, conditioning, cache, start_frame)
+    clean = x - sigmas[last] * predict(x, last)
     after = policy.write_cache(adapter, frozen, clean, conditioning, cache, start_frame)
     return jnp.stack([*states, clean]), jnp.stack(scores), total, after
 

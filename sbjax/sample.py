@@ -90,14 +90,7 @@ def main(argv: Sequence[str]) -> int:
   Returns:
     the exit code; see the module's docstring.
   """
-  if {"--help", "-h", "-help"} & set(argv[1:]):
-    print(__doc__)
-    return command.EXIT_DONE
-  try:
-    request = read_request(argv)
-  except ValueError as error:
-    return command.refuse(error)
-  return command.guarded(lambda: run(request))
+  return command.answer(argv, str(__doc__), read_request, run)
 
 
 def read_request(argv: Sequence[str]) -> Request:

@@ -1,17 +1,7 @@
 """Official key names of the Wan2.1 transformer and of LoRA files for it."""
 
-import os
-from collections.abc import Mapping
-from typing import Any
-
-import jax
-import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Array, Float
-
-from models.layers.lora import LoRAConfig, lora_shapes
-from models.wan.presets import DiTConfig
-from models.weights import SAME, TRANSPOSE, TensorKey, Transform, read_tensors, write_tensors
+from models.layers.lora import LoRAConfig
+from models.weights import SAME, TRANSPOSE, TensorKey, Transform
 
 # The patch embedding is a convolution whose kernel equals its stride: a linear map over the patch.
 # Wan's patch is 1 × 2 × 2; flattened, the channel is slowest.
@@ -64,39 +54,3 @@ def lora_keys(cfg: LoRAConfig) -> tuple[TensorKey, ...]:
     for target in cfg.resolved
     for letter in "AB"
   )
-
-
-def load_lora(
-  path: str | os.PathLike, cfg: LoRAConfig, dit: DiTConfig
-) -> dict[str, dict[str, Float[Array, "..."]]]:
-  """Reads an adapter of rank `cfg.rank` on `cfg.targets`; PEFT files carry no alpha.
-
-  Raises:
-    ValueError: when the file does not fit; all names that do not are listed.
-  """
-  shapes = lora_shapes(cfg, dit)
-  like = {
-    f"{target}.{letter}": jax.ShapeDtypeStruct(shape, np.float32)
-    for target, pair in shapes.items()
-    for letter, shape in pair.items()
-  }
-  flat = read_tensors(path, lora_keys(cfg), like)
-  return {
-    target: {letter: jnp.asarray(flat[f"{target}.{letter}"]) for letter in "ab"}
-    for target in shapes
-  }
-
-
-def save_lora(
-  path: str | os.PathLike,
-  lora: Mapping[str, Mapping[str, Any]],
-  cfg: LoRAConfig,
-  dtype: Any = jnp.float32,
-) -> None:
-  """Writes an adapter under PEFT's names for the official model.
-
-  Raises:
-    ValueError: when a value is not finite in `dtype`.
-  """
-  flat = {f"{target}.{letter}": pair[letter] for target, pair in lora.items() for letter in "ab"}
-  write_tensors(path, flat, lora_keys(cfg), dtype)

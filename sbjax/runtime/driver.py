@@ -122,7 +122,6 @@ class Driver:
       state.adapter,
       prompt,
       judge_jobs=self._reward.jobs(Group(0, prompt, (0,), (0,), anchor=1)),
-      # A user's function may count or remember its calls; it sees real candidates only.
       kinds=kinds,
       timeout_s=self.recipe.settings.runtime.startup_timeout_s,
       say=self._say,

@@ -59,8 +59,8 @@ def _one_sentence(what: str):
   except Exception as error:
     said = " ".join(str(error).split()).split(". ")[0].rstrip(".") or type(error).__name__
     raise RunFailed(
-      f"{what}: {said}; try again when the machine is less busy, and see Ray's logs in "
-      "/tmp/ray/session_latest/logs if it stays so"
+      f"{what}: {said}; try again when the machine is less busy, and see the logs in Ray's "
+      "temporary folder if it stays so"
     ) from error
 
 

@@ -145,11 +145,6 @@ class StepProgram:
     """The adapter that update number `update` of this step trains."""
     return f"v{self._first_count + update}"
 
-  @property
-  def live_versions(self) -> tuple[str, ...]:
-    """Versions that tasks of this step may name."""
-    return tuple(self._versions)
-
   def adapter(self, version: str) -> Handle:
     """Where a version is; the driver holds all of the step's until it ends."""
     return self._versions[version]

@@ -6,10 +6,10 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 
-from models.layers.lora import LoRAConfig, init_lora
+from models.layers.lora import LoRAConfig
 from models.wan.dit import CausalWanDiT
 from models.wan.presets import DiTConfig
-from models.wan.weights import DIT_KEYS, load_lora, lora_keys, save_lora
+from models.wan.weights import DIT_KEYS, lora_keys
 from models.weights import TensorKey, clean_key, load_safetensors, save_safetensors
 
 CFG = DiTConfig("tiny", 12, 20, 2, 3, in_dim=6, out_dim=4, text_dim=5, text_len=4, freq_dim=8)
@@ -138,19 +138,6 @@ def test_values_that_overflow_the_file_type_are_refused(tmp_path):
   with pytest.raises(ValueError, match=r"dtype is float16; .*head\.head\.bias"):
     save_safetensors(tmp_path / "x.safetensors", model, DIT_KEYS, jnp.float16)
   assert not (tmp_path / "x.safetensors").exists()
-
-
-def test_a_lora_round_trips_under_peft_names(tmp_path):
-  cfg = LoRAConfig(rank=2, targets=("self_attn.*", "ffn.2"))
-  lora = init_lora(cfg, CFG, nnx.Rngs(0).params())
-  save_lora(tmp_path / "lora.safetensors", lora, cfg)
-  names = load_file(tmp_path / "lora.safetensors")
-  assert names["base_model.model.blocks.2.ffn.2.lora_A.weight"].shape == (2, 20)
-  assert names["base_model.model.blocks.0.self_attn.q.lora_B.weight"].shape == (12, 2)
-  loaded = load_lora(tmp_path / "lora.safetensors", cfg, CFG)
-  for target, pair in lora.items():
-    for letter in "ab":
-      np.testing.assert_array_equal(loaded[target][letter], pair[letter])
 
 
 def test_the_table_covers_every_parameter():
