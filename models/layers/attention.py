@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from models.layers.rounding import round_to
+
 
 class KeySet(NamedTuple):
   """Keys and values that queries attend to.
@@ -48,8 +50,8 @@ def attention(
   peak = jax.lax.stop_gradient(peak)
   weights = [jnp.exp(s - peak) for s in scores]
   total = functools.reduce(jnp.add, [jnp.sum(w, axis=-1, keepdims=True) for w in weights])
-  mixed = [_mix(w.astype(q.dtype), part) for w, part in zip(weights, parts, strict=True)]
-  return (functools.reduce(jnp.add, mixed) / total).astype(q.dtype)
+  mixed = [_mix(round_to(w, q.dtype), part) for w, part in zip(weights, parts, strict=True)]
+  return round_to(functools.reduce(jnp.add, mixed) / total, q.dtype)
 
 
 def _scores(q: Array, part: KeySet) -> Array:

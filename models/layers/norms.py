@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from models.layers.rounding import round_to
+
 
 def rms_norm(
   x: Float[Array, "*batch dim"], weight: Float[Array, " dim"], eps: float
@@ -19,8 +21,9 @@ def rms_norm(
   """
   x32 = x.astype(jnp.float32)
   variance = jnp.mean(jnp.square(x32), axis=-1, keepdims=True)
-  normed = (x32 * jax.lax.rsqrt(variance + eps)).astype(x.dtype)
-  return normed * weight.astype(x.dtype).reshape((1,) * (x.ndim - 1) + (-1,))
+  normed = round_to(x32 * jax.lax.rsqrt(variance + eps), x.dtype)
+  scale = weight.astype(x.dtype).reshape((1,) * (x.ndim - 1) + (-1,))
+  return round_to(normed.astype(jnp.float32) * scale.astype(jnp.float32), x.dtype)
 
 
 def layer_norm(
@@ -41,4 +44,4 @@ def layer_norm(
     normed = normed * weight.astype(jnp.float32).reshape(row)
   if bias is not None:
     normed = normed + bias.astype(jnp.float32).reshape(row)
-  return normed.astype(x.dtype)
+  return round_to(normed, x.dtype)

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from models.layers.rounding import round_to
+
 MAX_POSITIONS = 1024
 
 
@@ -86,4 +88,4 @@ def apply_rope(
   """Rotates the pairs `(x[2j], x[2j+1])`; computed in float32 and given back in the type of `x`."""
   x32 = x.astype(jnp.float32)
   swapped = jnp.flip(x32.reshape(*x.shape[:-1], -1, 2), axis=-1).reshape(x.shape)
-  return (x32 * cos[None, :, None] + swapped * sin[None, :, None]).astype(x.dtype)
+  return round_to(x32 * cos[None, :, None] + swapped * sin[None, :, None], x.dtype)

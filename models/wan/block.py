@@ -9,9 +9,10 @@ from flax import nnx
 from jaxtyping import Array
 
 from models.layers.attention import KeySet, attention, head_major, merge_heads
-from models.layers.linear import Linear, linear
+from models.layers.linear import Linear
 from models.layers.norms import layer_norm, rms_norm
 from models.layers.rope import apply_rope
+from models.wan.precision import Precision, activation, apply_linear, policy
 from models.wan.presets import DiTConfig
 
 Lora = Mapping[str, Mapping[str, Array]]
@@ -85,13 +86,13 @@ class Block(NamedTuple):
     self, x: Array, e0: Array, context: Array, rotary: Rotary, mixer: Mixer
   ) -> tuple[Array, Array, Array]:
     """The block's output and its roped keys and values, head-major."""
-    modulation = self._modulation(e0)
+    add, modulation = self._precision.add, self._modulation(e0)
     q, k, v = self.queries_keys_values(x, e0, rotary)
-    x = x + self._gate(self._linear("self_attn.o", mixer(q, k, v)), modulation[2])
-    x = x + self._cross(x, context)
+    x = add(x, self._gate(self._linear("self_attn.o", mixer(q, k, v)), modulation[2]))
+    x = add(x, self._cross(x, context))
     hidden = self._modulated(x, modulation[3], modulation[4])
-    hidden = jax.nn.gelu(self._linear("ffn.0", hidden), approximate=True)
-    return x + self._gate(self._linear("ffn.2", hidden), modulation[5]), k, v
+    hidden = activation(gelu, self._linear("ffn.0", hidden))
+    return add(x, self._gate(self._linear("ffn.2", hidden), modulation[5])), k, v
 
   def queries_keys_values(self, x: Array, e0: Array, rotary: Rotary) -> tuple[Array, Array, Array]:
     """Normed and roped queries and keys, raw values: `[batch, heads, tokens, head_dim]`."""
@@ -105,24 +106,22 @@ class Block(NamedTuple):
 
   def _cross(self, x: Array, context: Array) -> Array:
     norm = self.params["norm3"]
-    hidden = layer_norm(x, self.cfg.eps, norm["scale"], norm["bias"]).astype(self._dtype)
-    context = context.astype(self._dtype)
+    hidden = layer_norm(x, self.cfg.eps, norm["scale"], norm["bias"])
     q = head_major(self._heads(self._normed("cross_attn", "q", hidden)))
     k = head_major(self._heads(self._normed("cross_attn", "k", context)))
     v = head_major(self._heads(self._linear("cross_attn.v", context)))
     mixed = merge_heads(attention(q[:, :, None], (KeySet(k, v),))[:, :, 0])
-    return self._linear("cross_attn.o", mixed).astype(x.dtype)
+    return self._linear("cross_attn.o", mixed)
 
   @property
-  def _dtype(self) -> Any:
-    return jnp.bfloat16 if self.cfg.precision == "mixed" else jnp.float32
+  def _precision(self) -> Precision:
+    return policy(self.cfg.precision)
 
   def _linear(self, target: str, x: Array) -> Array:
     group, name = target.split(".")
     p = self.params[group][{"0": "up", "2": "down"}.get(name, name)]
-    return linear(
-      x.astype(self._dtype), p["kernel"], p["bias"], self.lora.get(target), self.lora_scale
-    )
+    dtype = self._precision.compute
+    return apply_linear(x, p["kernel"], p["bias"], dtype, self.lora.get(target), self.lora_scale)
 
   def _normed(self, group: str, name: str, x: Array) -> Array:
     weight = self.params[group][f"norm_{name}"]["scale"]
@@ -135,14 +134,24 @@ class Block(NamedTuple):
     """Shift, scale and gate of attention, then of the feed-forward layer: `[batch, frames, 1, dim]`
     each.
     """
-    table = self.params["modulation"].astype(e0.dtype)[None, None] + e0
+    table = self._precision.add(self.params["modulation"][None, None].astype(e0.dtype), e0)
     return tuple(table[:, :, i : i + 1] for i in range(6))
 
   def _modulated(self, x: Array, shift: Array, scale: Array) -> Array:
-    frames = shift.shape[1]
-    normed = layer_norm(x, self.cfg.eps).reshape(x.shape[0], frames, -1, x.shape[-1])
-    return (normed * (1.0 + scale) + shift).reshape(x.shape)
+    normed = layer_norm(x, self.cfg.eps).reshape(x.shape[0], shift.shape[1], -1, x.shape[-1])
+    return modulated(normed, shift, scale, self._precision).reshape(x.shape)
 
   def _gate(self, y: Array, gate: Array) -> Array:
-    framed = y.astype(gate.dtype).reshape(y.shape[0], gate.shape[1], -1, y.shape[-1])
-    return (framed * gate).reshape(y.shape)
+    framed = y.reshape(y.shape[0], gate.shape[1], -1, y.shape[-1])
+    return self._precision.multiply(framed, gate).reshape(y.shape)
+
+
+def modulated(x: Array, shift: Array, scale: Array, precision: Precision) -> Array:
+  """`x · (1 + scale) + shift`, each operation rounded as the policy says."""
+  one = jnp.ones((), precision.stream)
+  return precision.add(precision.multiply(x, precision.add(one, scale)), shift)
+
+
+def gelu(x: Array) -> Array:
+  """GELU by its tanh approximation, as Wan2.1 has it."""
+  return jax.nn.gelu(x, approximate=True)

@@ -14,12 +14,13 @@ A chunk attends to two key sets: what is left of the cache after the roll (`past
 """
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from models.wan.precision import policy
 from models.wan.presets import DiTConfig, SamplerConfig
 
 
@@ -80,9 +81,13 @@ def init_cache(
   cfg: DiTConfig,
   sampler: SamplerConfig,
   batch: int,
-  dtype: jnp.dtype = jnp.float32,  # type: ignore[assignment]
+  dtype: Any = None,
 ) -> KVCache:
-  """An empty cache of `sampler.cache_frames` frames for `batch` videos."""
+  """An empty cache of `sampler.cache_frames` frames for `batch` videos.
+
+  `dtype` is by default the type that keys are computed in under the model's precision.
+  """
+  dtype = policy(cfg.precision).compute if dtype is None else dtype
   per_frame = sampler.tokens_per_frame(cfg)
   shape = (cfg.num_layers, batch, cfg.num_heads, sampler.cache_frames * per_frame, cfg.head_dim)
   window = None if sampler.window_frames is None else sampler.window_frames * per_frame

@@ -15,11 +15,22 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from models.layers.attention import KeySet, attention, merge_heads
-from models.layers.linear import Linear, linear
+from models.layers.linear import Linear
 from models.layers.norms import layer_norm
 from models.layers.rope import check_frames, rope_tables
-from models.wan.block import Block, BlockParams, Lora, Rotary, Tree, modulation_init
+from models.layers.rounding import round_to
+from models.wan.block import (
+  Block,
+  BlockParams,
+  Lora,
+  Rotary,
+  Tree,
+  gelu,
+  modulated,
+  modulation_init,
+)
 from models.wan.cache import KVCache, SlotPlan, past_slots, plan_slots, write_slots
+from models.wan.precision import Precision, activation, apply_linear, policy
 from models.wan.presets import DiTConfig
 from models.wan.sharding import check_mesh, constrain_tokens
 from models.wan.teacher_forcing import TeacherForcingMixer
@@ -73,8 +84,8 @@ class CausalWanDiT(nnx.Module):
   def embed_text(
     self, prompt_embeds: Float[Array, "batch text_len text_dim"]
   ) -> Float[Array, "batch text_len dim"]:
-    """The text MLP. All rows count: the zero rows past a prompt become non-zero through the biases,
-    as in Wan2.1.
+    """The text MLP, in the type that the policy computes in. All rows count: the zero rows past a
+    prompt become non-zero through the biases, as in Wan2.1.
 
     Raises:
       ValueError: when the embedding has another shape than the configuration says.
@@ -84,8 +95,9 @@ class CausalWanDiT(nnx.Module):
       raise ValueError(
         f"prompt_embeds is {prompt_embeds.shape[1:]} per video; {self.cfg.name} needs {expected}."
       )
-    hidden = jax.nn.gelu(_dense(self.text_in, prompt_embeds.astype(jnp.float32)), approximate=True)
-    return _dense(self.text_out, hidden)
+    dtype = self._precision.compute
+    hidden = activation(gelu, _dense(self.text_in, prompt_embeds, dtype))
+    return _dense(self.text_out, hidden, dtype)
 
   def __call__(
     self,
@@ -289,6 +301,10 @@ class CausalWanDiT(nnx.Module):
     indices = jnp.arange(stop, dtype=jnp.int32)
     return jax.lax.scan(step, tokens, indices, unroll=max(1, min(cfg.scan_unroll, stop)))
 
+  @property
+  def _precision(self) -> Precision:
+    return policy(self.cfg.precision)
+
   def _block(self, params: Tree, lora: Lora, lora_scale: float) -> Block:
     return Block(self.cfg, params, lora, lora_scale)
 
@@ -331,15 +347,18 @@ class CausalWanDiT(nnx.Module):
     _, ph, pw = self.cfg.patch_size
     x = x.astype(jnp.float32).reshape(batch, frames, channels, height // ph, ph, width // pw, pw)
     x = x.transpose(0, 1, 3, 5, 2, 4, 6).reshape(batch, -1, channels * ph * pw)
-    return constrain_tokens(_dense(self.patch_embedding, x), self.mesh)
+    tokens = _dense(self.patch_embedding, x, self._precision.compute)
+    return constrain_tokens(round_to(tokens, self._precision.stream), self.mesh)
 
   def _embed_time(self, timestep: Array) -> tuple[Array, Array]:
     """Per frame: e `[batch, frames, dim]` for the head and e0 `[batch, frames, 6, dim]` for the
     blocks.
     """
+    dtype = self._precision.stream
     sinusoid = timestep_sinusoid(timestep, self.cfg.freq_dim)
-    e = _dense(self.time_out, jax.nn.silu(_dense(self.time_in, sinusoid)))
-    e0 = _dense(self.time_projection, jax.nn.silu(e))
+    hidden = activation(jax.nn.silu, _dense(self.time_in, sinusoid, dtype))
+    e = _dense(self.time_out, hidden, dtype)
+    e0 = _dense(self.time_projection, activation(jax.nn.silu, e), dtype)
     return e, e0.reshape(*e.shape[:-1], 6, self.cfg.dim)
 
   def _head(self, tokens: Array, e: Array, shape: tuple[int, ...]) -> Array:
@@ -347,15 +366,16 @@ class CausalWanDiT(nnx.Module):
     cfg = self.cfg
     batch, frames, _, height, width = shape
     _, ph, pw = cfg.patch_size
-    table = self.head_modulation[...].astype(jnp.float32)
-    shift, scale = (table[i][None, None, None] + e[:, :, None] for i in range(2))
-    x = layer_norm(tokens, cfg.eps).reshape(batch, frames, -1, cfg.dim) * (1.0 + scale) + shift
-    y = _dense(self.head, x).reshape(batch, frames, height // ph, width // pw, ph, pw, cfg.out_dim)
+    precision, table = self._precision, self.head_modulation[...]
+    shift, scale = (precision.add(table[i][None, None, None], e[:, :, None]) for i in range(2))
+    x = layer_norm(tokens, cfg.eps).reshape(batch, frames, -1, cfg.dim)
+    y = _dense(self.head, modulated(x, shift, scale, precision), precision.stream)
+    y = y.reshape(batch, frames, height // ph, width // pw, ph, pw, cfg.out_dim)
     return y.transpose(0, 1, 6, 2, 4, 3, 5).reshape(batch, frames, cfg.out_dim, height, width)
 
 
-def _dense(layer: Linear, x: Array) -> Array:
-  return linear(x, layer.kernel[...], layer.bias[...])
+def _dense(layer: Linear, x: Array, dtype: Any) -> Array:
+  return apply_linear(x, layer.kernel[...], layer.bias[...], dtype)
 
 
 def _pure(module: nnx.Module) -> Tree:

@@ -28,8 +28,8 @@ class DiTConfig:
       block but the results of its linear maps.
     scan_unroll: blocks per iteration of the loop over layers; `num_layers` or more unrolls it
       fully.
-    precision: "fp32" computes everything in float32; "mixed" runs linear maps and attention in
-      bfloat16 and keeps norms, modulation and the residual stream in float32.
+    precision: "fp32", "sf_bf16" (what Self-Forcing and LongLive run) or "mixed" (Wan's own
+      autocast); `models.wan.precision` says what each computes in which type.
   """
 
   name: str
@@ -62,8 +62,8 @@ class DiTConfig:
       raise ValueError(f"patch_size is {self.patch_size}; its first entry must be 1.")
     if self.remat not in ("none", "block", "dots"):
       raise ValueError(f"remat is {self.remat!r}; use 'none', 'block' or 'dots'.")
-    if self.precision not in ("fp32", "mixed"):
-      raise ValueError(f"precision is {self.precision!r}; use 'fp32' or 'mixed'.")
+    if self.precision not in ("fp32", "sf_bf16", "mixed"):
+      raise ValueError(f"precision is {self.precision!r}; use 'fp32', 'sf_bf16' or 'mixed'.")
     if self.scan_unroll < 1:
       raise ValueError(f"scan_unroll is {self.scan_unroll}; it must be at least 1.")
 
