@@ -6,8 +6,10 @@ import pathlib
 import numpy as np
 import pytest
 
-from sbjax import sample
+from sbjax import config, sample
 from sbjax.runtime.records import CandidateRecord, EvalResult
+from sbjax.sampling.script import Script, Switch
+from sbjax.sampling.videos import VideoRequest
 
 ROOT = pathlib.Path(__file__).parents[1]
 QUICKSTART = f"--config={ROOT / 'configs' / 'quickstart.py'}"
@@ -18,8 +20,9 @@ def request(*arguments):
   return sample.read_request(["sbjax.sample", *arguments])
 
 
-def test_defaults(tmp_path):
-  asked = request(QUICKSTART, f"--out={tmp_path / 'out'}")
+def test_defaults_of_a_comparison(tmp_path):
+  asked = request(QUICKSTART, "--mode=compare", f"--out={tmp_path / 'out'}")
+  assert isinstance(asked, sample.Request)
   assert len(asked.prompts) == 64 and len(set(asked.prompts)) == 64
   assert asked.seeds == (1, 2)
   assert asked.adapters == {"base": None}
@@ -29,20 +32,87 @@ def test_defaults(tmp_path):
 
 def test_one_prompt_and_seeds(tmp_path):
   asked = request(
-    QUICKSTART, f"--out={tmp_path}", f"--prompts={PROMPT}", "--seeds=7,3", "--videos=0"
+    QUICKSTART,
+    "--adapters=base",
+    f"--out={tmp_path}",
+    f"--prompts={PROMPT}",
+    "--seeds=7,3",
+    "--videos=0",
   )
+  assert isinstance(asked, sample.Request)
   assert asked.prompts == (PROMPT,)
   assert asked.seeds == (7, 3)
   assert asked.videos == 0
+
+
+def test_defaults_of_videos(tmp_path):
+  asked = request(QUICKSTART, f"--out={tmp_path / 'out'}")
+  assert isinstance(asked, VideoRequest)
+  assert len(asked.scripts) == 16 and not any(script.switches for script in asked.scripts)
+  assert asked.seeds == (1,) and asked.interactive is None
+  assert asked.adapter is None and asked.adapter_name == "base"
+  assert not (tmp_path / "out").exists()
+
+
+def test_videos_need_neither_judge_nor_workers(tmp_path):
+  """What a recipe needs to train and not to sample is not asked for."""
+  asked = request(
+    QUICKSTART,
+    f"--out={tmp_path}",
+    f"--prompts={PROMPT}",
+    "--config.reward.name=unified_reward",
+    "--config.prompts.train=missing.txt",
+    "--config.runtime.actor_workers=400",
+    "--config.runtime.chunk_blocks=3",
+    "--config.model.frames=9",
+  )
+  assert isinstance(asked, VideoRequest)
+  assert asked.settings.runtime.executor == "inline"
+
+
+def test_switches_of_the_command_line_are_for_every_prompt(tmp_path):
+  path = tmp_path / "two.txt"
+  path.write_text(f"{PROMPT}\na green one moves down slowly\n")
+  asked = request(
+    QUICKSTART,
+    f"--out={tmp_path / 'out'}",
+    f"--prompts={path}",
+    "--switch=2:a blue two moves up quickly",
+    "--switch",
+    "6: a red two moves up quickly",
+  )
+  switches = (Switch(2, "a blue two moves up quickly"), Switch(6, "a red two moves up quickly"))
+  assert isinstance(asked, VideoRequest)
+  assert asked.scripts == (
+    Script(PROMPT, switches),
+    Script("a green one moves down slowly", switches),
+  )
+
+
+def test_an_adapter_makes_videos_where_that_is_asked(tmp_path):
+  from sbjax.runtime.roles import recipe_of
+  from sbjax.state.adapter import save_adapter
+  from sbjax.train import adapter_layout, model_facts
+
+  recipe = recipe_of(config.validate(config.parse(["x", QUICKSTART], {}).config))
+  flat = np.arange(recipe.adapter_parameters, dtype=np.float32)
+  save_adapter(tmp_path / "a.safetensors", flat, adapter_layout(recipe), model_facts(recipe))
+  words = (QUICKSTART, f"--adapter={tmp_path / 'a.safetensors'}", f"--prompts={PROMPT}")
+  asked = request(*words, "--mode=videos", f"--out={tmp_path / 'out'}")
+  assert isinstance(asked, VideoRequest) and asked.adapter is not None
+  np.testing.assert_array_equal(asked.adapter, flat)
+  assert asked.adapter_name == "adapter"
+  asked = request(*words, f"--out={tmp_path / 'out'}")
+  assert isinstance(asked, sample.Request) and list(asked.adapters) == ["base", "adapter"]
 
 
 def test_prompts_of_a_file_are_taken_from_the_front(tmp_path):
   path = tmp_path / "my prompts.txt"
   path.write_text(f"{PROMPT}\na blue two moves up quickly\n{PROMPT}\n")
   out = f"--out={tmp_path / 'out'}"
-  assert len(request(QUICKSTART, out, f"--prompts={path}").prompts) == 3
+  assert len(request(QUICKSTART, out, f"--prompts={path}").scripts) == 3
   asked = request(QUICKSTART, out, f"--prompts={path}", "--num_prompts=2")
-  assert asked.prompts == (PROMPT, "a blue two moves up quickly")
+  assert asked.scripts == (Script(PROMPT), Script("a blue two moves up quickly"))
 
 
 @pytest.mark.parametrize(
@@ -57,7 +127,19 @@ def test_prompts_of_a_file_are_taken_from_the_front(tmp_path):
     (["--out={here}/x", f"--prompts={PROMPT}", "--num_prompts=2"], "there are 1"),
     (["--out={here}/x", "--num_prompts=0"], "--num_prompts is '0'"),
     (["--out={here}/x", "--num_prompts=x"], "--num_prompts is 'x'"),
-    (["--out={here}/x", "--videos=-1"], "--videos is '-1'"),
+    (["--out={here}/x", "--mode=compare", "--videos=-1"], "--videos is '-1'"),
+    (["--out={here}/x", "--videos=1"], "goes with --mode=compare"),
+    (["--out={here}/x", "--mode=both"], "--mode is 'both'"),
+    (["--out={here}/x", "--mode=compare", "--interactive"], "need --mode=videos"),
+    (["--out={here}/x", "--interactive"], "makes one video, not 16"),
+    (["--out={here}/x", "--interactive=yes"], "without a value"),
+    (["--out={here}/x", f"--prompts={PROMPT}", "--interactive", "--switch=3:" + PROMPT], "no --sw"),
+    (["--out={here}/x", "--switch=late"], "--switch is 'late'"),
+    (["--out={here}/x", "--switch=3:a red cat moves left slowly"], "unknown word 'cat'"),
+    (["--out={here}/x", "--switch=7:" + PROMPT], "the last chunk starts at 6"),
+    (["--out={here}/x", "--switch=0:" + PROMPT], "use 1 to 6"),
+    (["--out={here}/x", "--switch=4:" + PROMPT, "--switch=6:" + PROMPT], "takes effect at 6"),
+    (["--out={here}/x", "--config.model.frames=34"], "model.frames is 34"),
     (["--out={here}/x", "--seeds=a"], "--seeds is 'a'"),
     (["--out={here}/x", "--seeds="], "--seeds is ''"),
     (["--out={here}/x", "--seeds=1,1"], "different integers"),
@@ -107,7 +189,9 @@ def test_results_are_written(tmp_path, monkeypatch, capsys):
     return EvalResult(step, scores, records)
 
   monkeypatch.setattr(evaluate, "evaluate", fake)
-  asked = request(QUICKSTART, f"--out={tmp_path / 'out'}", "--num_prompts=3", "--videos=1")
+  out = f"--out={tmp_path / 'out'}"
+  asked = request(QUICKSTART, "--mode=compare", out, "--num_prompts=3", "--videos=1")
+  assert isinstance(asked, sample.Request)
   flat = np.zeros(4, np.float32)
   asked = sample.dataclasses.replace(asked, adapters={"base": None, "online": flat}, step=40)
   assert sample.run(asked) == 0

@@ -31,7 +31,8 @@ def test_a_node_that_does_not_start_is_one_sentence(late, tmp_path, capsys, name
   if name == "launch":
     code = launch.main(["launch", config, f"--workdir={tmp_path / 'run'}"])
   else:
-    code = sample.main(["sample", config, "--num_prompts=1", f"--out={tmp_path / 'out'}"])
+    words = ["--mode=compare", "--num_prompts=1", f"--out={tmp_path / 'out'}"]
+    code = sample.main(["sample", config, *words])
   said = capsys.readouterr().err
   assert code == 1
   assert said.startswith("sbjax: Ray did not start: The current node timed out during startup;")
