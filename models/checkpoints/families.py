@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from models.wan import umt5, vae
+from models.wan import umt5, vae_config
 from models.wan.diffusers_keys import DIT_DIFFUSERS_KEYS, vae_diffusers_keys
 from models.wan.dit import CausalWanDiT
 from models.wan.presets import PRESETS, DiTConfig
 from models.wan.umt5_keys import UMT5_HF_ALIASES, UMT5_HF_KEYS, UMT5_KEYS
+from models.wan.vae import WanVAE
 from models.wan.vae_keys import vae_keys
 from models.wan.weights import DIT_KEYS
 from models.weights import TensorKey, parameters
@@ -84,7 +85,7 @@ def _build_dit(config: Config, rngs: nnx.Rngs, param_dtype: Any) -> nnx.Module:
 
 
 def _build_vae(config: Config, rngs: nnx.Rngs, param_dtype: Any) -> nnx.Module:
-  return vae.WanVAE(config, rngs=rngs, param_dtype=param_dtype)
+  return WanVAE(config, rngs=rngs, param_dtype=param_dtype)
 
 
 def _build_umt5(config: Config, rngs: nnx.Rngs, param_dtype: Any) -> nnx.Module:
@@ -106,7 +107,7 @@ DIT = Family(
 VAE = Family(
   "Wan VAE",
   (Layout("official", vae_keys, {}), Layout("diffusers", vae_diffusers_keys, {})),
-  vae.PRESETS,
+  vae_config.PRESETS,
   _build_vae,
 )
 UMT5 = Family(

@@ -8,7 +8,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Sequence
 
-from models.wan.vae import VAEConfig
+from models.wan.vae_config import VAEConfig
 from models.wan.vae_keys import vae_keys
 from models.wan.weights import DIT_KEYS
 from models.weights import TensorKey
@@ -78,15 +78,17 @@ def vae_diffusers_name(official: str, config: VAEConfig) -> str:
       if rest.startswith(theirs):
         return f"{coder}.{ours}{_replaced(rest.removeprefix(theirs), _VAE_RESIDUAL)}"
     raise ValueError(f"name is {official!r}, which no Wan autoencoder has.")
-  blocks = config.num_res_blocks + config.decoder_extra_res_blocks
-  level, within = divmod(int(layer[2]), blocks + 1)
-  if layer[1] == "down":
-    place = f"down_blocks.{layer[2]}"
-  elif within < blocks:
-    place = f"up_blocks.{level}.resnets.{within}"
-  else:
-    place = f"up_blocks.{level}.upsamplers.0"
-  return f"{coder}.{place}.{_replaced(layer[3], _VAE_RESIDUAL)}"
+  direction, place, inner = layer[1], f"{layer[1]}_blocks.{layer[2]}", layer[3]
+  extra = config.decoder_extra_res_blocks if direction == "up" else 0
+  blocks = config.num_res_blocks + extra
+  if config.residual:
+    _, within, inner = inner.split(".", 2)
+    last = f"{direction}sampler"
+    place += f".resnets.{within}" if int(within) < blocks else f".{last}"
+  elif direction == "up":
+    level, within = divmod(int(layer[2]), blocks + 1)
+    place = f"up_blocks.{level}." + (f"resnets.{within}" if within < blocks else "upsamplers.0")
+  return f"{coder}.{place}.{_replaced(inner, _VAE_RESIDUAL)}"
 
 
 def _replaced(name: str, pairs: Sequence[tuple[str, str]]) -> str:

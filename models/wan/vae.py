@@ -1,13 +1,12 @@
-"""The Wan2.1 video autoencoder (causal in time) in Flax NNX, for any width.
+"""Wan's video autoencoders (causal in time) in Flax NNX, for any width: Wan2.1's and Wan2.2's.
 
 A latent frame stands for one pixel frame at the start of a video and for four after that. Public
 arrays are [batch, frames, channels, height, width]; inside, channels come last.
 
-Source: Wan2.1 `WanVAE` and diffusers `AutoencoderKLWan`, to which the parity tests hold it.
+Source: `WanVAE` of Wan2.1 and Wan2.2, and diffusers' `AutoencoderKLWan`, to which the parity tests
+hold it.
 """
 
-import dataclasses
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
+from models.wan.vae_config import VAEConfig
 from models.wan.vae_layers import (
   CausalConv,
   ChannelNorm,
@@ -26,129 +26,10 @@ from models.wan.vae_layers import (
   Upsample,
   Video,
 )
-
-PIXEL_CHANNELS = 3
+from models.wan.vae_levels import ResidualDown, ResidualUp, fold_pixels, unfold_pixels
 
 DecoderCache = tuple[Video, ...]
 """The last two input frames of every causal convolution of the decoder, in order of execution."""
-
-
-@dataclasses.dataclass(frozen=True)
-class VAEConfig:
-  """Sizes of the autoencoder.
-
-  Attributes:
-    name: what messages call it.
-    base_dim: channels at full resolution.
-    z_dim: latent channels.
-    dim_mult: channels of each level as multiples of `base_dim`; each level but the last halves the
-      image on the way down.
-    num_res_blocks: residual blocks per encoder level.
-    decoder_extra_res_blocks: how many more a decoder level has (Wan2.1: one).
-    temporal_downsample: per halving of the image, whether time is halved too.
-    latents_mean, latents_std: statistics by which latents are normalised, `z_dim` numbers each;
-      empty for mean 0 and standard deviation 1.
-    conv_impl: how convolutions over time run, "conv3d", "taps2d" or "auto" (by the backend); the
-      numbers are the same.
-
-  Raises:
-    ValueError: a field that does not fit the others.
-  """
-
-  name: str
-  base_dim: int = 96
-  z_dim: int = 16
-  dim_mult: tuple[int, ...] = (1, 2, 4, 4)
-  num_res_blocks: int = 2
-  decoder_extra_res_blocks: int = 1
-  temporal_downsample: tuple[bool, ...] = (False, True, True)
-  latents_mean: tuple[float, ...] = ()
-  latents_std: tuple[float, ...] = ()
-  conv_impl: str = "auto"
-
-  def __post_init__(self):
-    if len(self.temporal_downsample) != len(self.dim_mult) - 1:
-      raise ValueError(
-        f"temporal_downsample has {len(self.temporal_downsample)} entries; dim_mult of "
-        f"{len(self.dim_mult)} levels needs {len(self.dim_mult) - 1}."
-      )
-    for field in ("latents_mean", "latents_std"):
-      if len(getattr(self, field)) not in (0, self.z_dim):
-        raise ValueError(
-          f"{field} has {len(getattr(self, field))} numbers; it takes none or z_dim={self.z_dim}."
-        )
-    if any(std <= 0 for std in self.latents_std):
-      raise ValueError(f"latents_std is {self.latents_std}; every entry must be above 0.")
-    if self.conv_impl not in ("auto", "conv3d", "taps2d"):
-      raise ValueError(f"conv_impl is {self.conv_impl!r}; it must be auto, conv3d or taps2d.")
-
-  @property
-  def spatial_factor(self) -> int:
-    """Pixels per latent cell along height and width."""
-    return 2 ** len(self.temporal_downsample)
-
-  @property
-  def temporal_factor(self) -> int:
-    """Pixel frames per latent frame, after the first."""
-    return 2 ** sum(self.temporal_downsample)
-
-  def pixel_frames(self, latent_frames: int) -> int:
-    """How many pixel frames a video of `latent_frames` (at least 1) decodes to."""
-    return self.temporal_factor * (latent_frames - 1) + 1
-
-  def latent_frames(self, pixel_frames: int) -> int:
-    """How many latent frames `pixel_frames` encode to.
-
-    Raises:
-      ValueError: a length that is not a multiple of `temporal_factor` plus one.
-    """
-    extra = (pixel_frames - 1) % self.temporal_factor
-    if pixel_frames < 1 or extra:
-      factor = self.temporal_factor
-      lower = max(pixel_frames - extra, 1) if pixel_frames >= 1 else 1
-      raise ValueError(
-        f"pixels has {pixel_frames} frames; {self.name} takes {factor}k+1 frames, "
-        f"such as {lower} or {lower + factor}."
-      )
-    return (pixel_frames - 1) // self.temporal_factor + 1
-
-
-# fmt: off
-WAN21_LATENTS_MEAN = (
-  -0.7571, -0.7089, -0.9113, 0.1075, -0.1745, 0.9653, -0.1517, 1.5508,
-  0.4134, -0.0715, 0.5517, -0.3632, -0.1922, -0.9497, 0.2503, -0.2921,
-)
-WAN21_LATENTS_STD = (
-  2.8184, 1.4541, 2.3275, 2.6558, 1.2196, 1.7708, 2.6052, 2.0743,
-  3.2687, 2.1526, 2.8652, 1.5579, 1.6382, 1.1253, 2.8251, 1.9160,
-)
-# fmt: on
-
-PRESETS = {
-  "wan2.1": VAEConfig(
-    name="wan2.1", latents_mean=WAN21_LATENTS_MEAN, latents_std=WAN21_LATENTS_STD
-  ),
-  # The embedded world of digits: its latent statistics come with its weights.
-  "digits": VAEConfig(
-    name="digits",
-    base_dim=8,
-    z_dim=8,
-    dim_mult=(1, 3, 6, 6),
-    num_res_blocks=1,
-    decoder_extra_res_blocks=0,
-  ),
-}
-
-
-def vae_preset(name: str) -> VAEConfig:
-  """The configuration of that name.
-
-  Raises:
-    ValueError: an unknown name.
-  """
-  if name not in PRESETS:
-    raise ValueError(f"VAE preset {name!r} is unknown; known are {', '.join(sorted(PRESETS))}.")
-  return PRESETS[name]
 
 
 class Encoder(nnx.Module):
@@ -156,18 +37,25 @@ class Encoder(nnx.Module):
 
   def __init__(self, config: VAEConfig, *, rngs: nnx.Rngs, param_dtype: jnp.dtype):
     options: dict[str, Any] = dict(impl=config.conv_impl, rngs=rngs, param_dtype=param_dtype)
-    widths = [config.base_dim * m for m in (1, *config.dim_mult)]
-    self.conv1 = CausalConv((3, 3, 3), PIXEL_CHANNELS, widths[0], **options)
+    levels = config.encoder_levels
+    self.conv1 = CausalConv((3, 3, 3), config.pixel_channels, levels[0][0], **options)
     layers: list[nnx.Module] = []
-    for level, (width_in, width) in enumerate(itertools.pairwise(widths)):
+    for level, (width_in, width) in enumerate(levels):
+      inside: list[nnx.Module] = []
       for block in range(config.num_res_blocks):
-        layers.append(ResidualBlock(width if block else width_in, width, **options))
-      if level < len(config.temporal_downsample):
-        layers.append(Downsample(width, temporal=config.temporal_downsample[level], **options))
+        inside.append(ResidualBlock(width if block else width_in, width, **options))
+      halves = level < len(config.temporal_downsample)
+      temporal = halves and config.temporal_downsample[level]
+      if halves:
+        inside.append(Downsample(width, temporal=temporal, **options))
+      if config.residual:
+        layers.append(ResidualDown(inside, width, (1 + temporal, 1 + halves)))
+      else:
+        layers += inside
     self.downsamples = nnx.List(layers)
-    self.middle = _middle(widths[-1], **options)
-    self.head_norm = ChannelNorm(widths[-1], param_dtype=param_dtype)
-    self.head_conv = CausalConv((3, 3, 3), widths[-1], 2 * config.z_dim, **options)
+    self.middle = _middle(levels[-1][1], **options)
+    self.head_norm = ChannelNorm(levels[-1][1], param_dtype=param_dtype)
+    self.head_conv = CausalConv((3, 3, 3), levels[-1][1], 2 * config.z_dim, **options)
 
   def __call__(self, x: Video, history: History) -> Video:
     """A whole video of 4k+1 frames to k+1 frames of moments, 2 `z_dim` channels."""
@@ -182,27 +70,34 @@ class Decoder(nnx.Module):
 
   def __init__(self, config: VAEConfig, *, rngs: nnx.Rngs, param_dtype: jnp.dtype):
     options: dict[str, Any] = dict(impl=config.conv_impl, rngs=rngs, param_dtype=param_dtype)
-    widths = [config.base_dim * m for m in (config.dim_mult[-1], *reversed(config.dim_mult))]
+    levels = config.decoder_levels
     temporal_upsample = tuple(reversed(config.temporal_downsample))
-    self.conv1 = CausalConv((3, 3, 3), config.z_dim, widths[0], **options)
-    self.middle = _middle(widths[0], **options)
+    self.conv1 = CausalConv((3, 3, 3), config.z_dim, levels[0][0], **options)
+    self.middle = _middle(levels[0][0], **options)
     layers: list[nnx.Module] = []
-    for level, (width_in, width) in enumerate(itertools.pairwise(widths)):
-      if level:
-        width_in //= 2  # the upsampling before this level halved the channels
+    for level, (width_in, width) in enumerate(levels):
+      inside: list[nnx.Module] = []
       for block in range(config.num_res_blocks + config.decoder_extra_res_blocks):
-        layers.append(ResidualBlock(width if block else width_in, width, **options))
-      if level < len(temporal_upsample):
-        layers.append(Upsample(width, temporal=temporal_upsample[level], **options))
+        inside.append(ResidualBlock(width if block else width_in, width, **options))
+      doubles = level < len(temporal_upsample)
+      temporal = doubles and temporal_upsample[level]
+      if doubles:
+        width_out = width if config.residual else width // 2
+        inside.append(Upsample(width, width_out, temporal=temporal, **options))
+      if config.residual:
+        layers.append(ResidualUp(inside, width, (1 + temporal, 2) if doubles else None))
+      else:
+        layers += inside
     self.upsamples = nnx.List(layers)
-    self.head_norm = ChannelNorm(widths[-1], param_dtype=param_dtype)
-    self.head_conv = CausalConv((3, 3, 3), widths[-1], PIXEL_CHANNELS, **options)
+    self.head_norm = ChannelNorm(levels[-1][1], param_dtype=param_dtype)
+    self.head_conv = CausalConv((3, 3, 3), levels[-1][1], config.pixel_channels, **options)
 
   def __call__(self, x: Video, history: History, *, starts: bool) -> Video:
     """k latent frames to 4k pixel frames, or 4k-3 if the first of them `starts` a video."""
     x = self.conv1(x, history)
     for layer in (*self.middle, *self.upsamples):
-      x = layer(x, history, starts=starts) if isinstance(layer, Upsample) else layer(x, history)
+      over_time = isinstance(layer, (Upsample, ResidualUp))
+      x = layer(x, history, starts=starts) if over_time else layer(x, history)
     return self.head_conv(jax.nn.silu(self.head_norm(x)), history)
 
 
@@ -259,7 +154,8 @@ class WanVAE(nnx.Module):
           f"{self.config.spatial_factor}."
         )
     history = History(None)
-    x = self.encoder(_channels_last(pixels).astype(self.dtype), history)
+    folded = fold_pixels(_channels_last(pixels).astype(self.dtype), self.config.patch_px)
+    x = self.encoder(folded, history)
     moments = _channels_first(self.conv1(x, history)).astype(jnp.float32)
     mu, logvar = jnp.split(moments, 2, axis=2)
     return mu, logvar
@@ -345,7 +241,8 @@ class WanVAE(nnx.Module):
       latents = self.denormalise(latents)
     history = History(cache)
     x = self.conv2(_channels_last(latents).astype(self.dtype), history)
-    pixels = _channels_first(self.decoder(x, history, starts=starts)).astype(jnp.float32)
+    unfolded = unfold_pixels(self.decoder(x, history, starts=starts), self.config.patch_px)
+    pixels = _channels_first(unfolded).astype(jnp.float32)
     if clip:
       pixels = jnp.clip(pixels, -1.0, 1.0)
     return pixels, tuple(history.kept)

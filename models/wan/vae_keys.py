@@ -1,10 +1,10 @@
-"""Official key names of the Wan2.1 VAE (`Wan2.1_VAE`): 194 tensors at the published sizes."""
-
-import itertools
+"""Official key names of Wan's VAEs: at the published sizes 194 tensors (`Wan2.1_VAE.pth`) and 196
+(`Wan2.2_VAE.pth`).
+"""
 
 import numpy as np
 
-from models.wan.vae import VAEConfig
+from models.wan.vae_config import VAEConfig
 from models.weights import TensorKey, Transform
 
 # Convolutions: torch has [out, in, (time,) height, width], ours the last two in front.
@@ -18,64 +18,64 @@ IMAGE_SCALE = Transform(lambda w: w[:, 0, 0], lambda w: w[:, None, None])
 
 
 def vae_keys(config: VAEConfig) -> tuple[TensorKey, ...]:
-  """The key table of a VAE of that size; layers of a level are numbered through, as in the file."""
-  encoder_blocks = config.num_res_blocks
-  decoder_blocks = encoder_blocks + config.decoder_extra_res_blocks
-  widths = [config.base_dim * m for m in (1, *config.dim_mult)]
+  """The key table of a VAE of that size.
+
+  Wan2.1's file numbers the layers of a coder through; Wan2.2's numbers levels, and layers in each.
+  """
+  blocks = (config.num_res_blocks, config.num_res_blocks + config.decoder_extra_res_blocks)
   down = config.temporal_downsample
   return (
-    *_conv("conv1", "conv1"),
-    *_conv("conv2", "conv2"),
-    *_coder("encoder", "downsamples", encoder_blocks, down, _encoder_shortcuts(widths)),
-    *_coder("decoder", "upsamples", decoder_blocks, down[::-1], _decoder_shortcuts(widths[:0:-1])),
+    *_conv("conv1"),
+    *_conv("conv2"),
+    *_coder("encoder", "downsamples", blocks[0], down, config.encoder_levels, config.residual),
+    *_coder("decoder", "upsamples", blocks[1], down[::-1], config.decoder_levels, config.residual),
   )
 
 
-def _encoder_shortcuts(widths: list[int]) -> list[bool]:
-  """Per level, whether its first block changes the width."""
-  return [a != b for a, b in itertools.pairwise(widths)]
-
-
-def _decoder_shortcuts(widths: list[int]) -> list[bool]:
-  """As `_encoder_shortcuts`; an upsampling halves the channels before each level but the first."""
-  return [False, *(a // 2 != b for a, b in itertools.pairwise(widths))]
-
-
 def _coder(
-  name: str, levels: str, blocks: int, temporal: tuple[bool, ...], shortcuts: list[bool]
+  name: str,
+  levels: str,
+  blocks: int,
+  temporal: tuple[bool, ...],
+  widths: tuple[tuple[int, int], ...],
+  nested: bool,
 ) -> list[TensorKey]:
-  keys = [*_conv(f"{name}.conv1", f"{name}.conv1")]
+  keys = [*_conv(f"{name}.conv1")]
   keys += [*_block(f"{name}.middle.0", False), *_block(f"{name}.middle.2", False)]
   attention = f"{name}.middle.1"
   keys.append(TensorKey(f"{attention}.norm.gamma", f"{attention}.norm.gamma", IMAGE_SCALE))
-  keys += [key for part in ("to_qkv", "proj") for key in _conv(*[f"{attention}.{part}"] * 2)]
+  keys += [key for part in ("to_qkv", "proj") for key in _conv(f"{attention}.{part}")]
   index = 0
-  for level, shortcut in enumerate(shortcuts):
-    for block in range(blocks):
-      keys += _block(f"{name}.{levels}.{index}", shortcut and block == 0)
+  for level, (width_in, width) in enumerate(widths):
+    for layer in range(blocks + (level < len(temporal))):
+      at = path = f"{name}.{levels}.{index}"
+      if nested:
+        at, path = (f"{name}.{levels}.{level}.{inner}.{layer}" for inner in (levels, "layers"))
       index += 1
-    if level < len(temporal):
-      at = f"{name}.{levels}.{index}"
-      keys += _conv(f"{at}.resample.1", f"{at}.conv")
-      keys += _conv(f"{at}.time_conv", f"{at}.time_conv") if temporal[level] else ()
-      index += 1
+      if layer < blocks:
+        keys += _block(at, layer == 0 and width_in != width, path)
+        continue
+      keys += _conv(f"{at}.resample.1", f"{path}.conv")
+      keys += _conv(f"{at}.time_conv", f"{path}.time_conv") if temporal[level] else ()
   keys.append(TensorKey(f"{name}.head.0.gamma", f"{name}.head_norm.gamma", VIDEO_SCALE))
   keys += _conv(f"{name}.head.2", f"{name}.head_conv")
   return keys
 
 
-def _conv(official: str, path: str) -> tuple[TensorKey, TensorKey]:
+def _conv(official: str, path: str | None = None) -> tuple[TensorKey, TensorKey]:
+  path = official if path is None else path
   return (
     TensorKey(f"{official}.weight", f"{path}.kernel", CONV),
     TensorKey(f"{official}.bias", f"{path}.bias"),
   )
 
 
-def _block(at: str, shortcut: bool) -> list[TensorKey]:
+def _block(at: str, shortcut: bool, path: str | None = None) -> list[TensorKey]:
+  path = at if path is None else path
   keys = [
-    TensorKey(f"{at}.residual.0.gamma", f"{at}.norm1.gamma", VIDEO_SCALE),
-    *_conv(f"{at}.residual.2", f"{at}.conv1"),
-    TensorKey(f"{at}.residual.3.gamma", f"{at}.norm2.gamma", VIDEO_SCALE),
-    *_conv(f"{at}.residual.6", f"{at}.conv2"),
+    TensorKey(f"{at}.residual.0.gamma", f"{path}.norm1.gamma", VIDEO_SCALE),
+    *_conv(f"{at}.residual.2", f"{path}.conv1"),
+    TensorKey(f"{at}.residual.3.gamma", f"{path}.norm2.gamma", VIDEO_SCALE),
+    *_conv(f"{at}.residual.6", f"{path}.conv2"),
   ]
-  return [*keys, *_conv(f"{at}.shortcut", f"{at}.shortcut")] if shortcut else keys
+  return [*keys, *_conv(f"{at}.shortcut", f"{path}.shortcut")] if shortcut else keys

@@ -1,4 +1,4 @@
-"""Building blocks of the Wan2.1 video autoencoder.
+"""Building blocks of Wan's video autoencoders.
 
 Arrays are channels last: [batch, time, height, width, channels]. Every convolution over time is
 causal: frame t sees frames t-2, t-1 and t. What lies before the first frame of a call comes from a
@@ -255,19 +255,20 @@ class Downsample(nnx.Module):
 class Upsample(nnx.Module):
   """With `temporal`, doubles time except for a video's first frame; then doubles height and width.
 
-  Channels are halved.
+  The last convolution takes the channels from `width` to `width_out`.
   """
 
   def __init__(
     self,
     width: int,
+    width_out: int,
     *,
     temporal: bool,
     impl: str,
     rngs: nnx.Rngs,
     param_dtype: jnp.dtype = jnp.float32,
   ):
-    self.conv = FrameConv((3, 3), width, width // 2, rngs=rngs, param_dtype=param_dtype)
+    self.conv = FrameConv((3, 3), width, width_out, rngs=rngs, param_dtype=param_dtype)
     self.time_conv = (
       CausalConv((3, 1, 1), width, 2 * width, impl=impl, rngs=rngs, param_dtype=param_dtype)
       if temporal

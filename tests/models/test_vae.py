@@ -10,7 +10,8 @@ from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.wan.vae import VAEConfig, WanVAE, vae_preset
+from models.wan.vae import WanVAE
+from models.wan.vae_config import VAEConfig, vae_preset
 from models.wan.vae_keys import vae_keys
 from models.wan.vae_layers import ChannelNorm, Conv, FrameAttention, History, causal_conv
 from models.weights import fill, load_safetensors, parameters, save_safetensors
@@ -163,7 +164,7 @@ def test_config_refuses_fields_that_do_not_fit(fields, message):
 
 
 def test_unknown_preset_lists_the_known():
-  with pytest.raises(ValueError, match=r"'wan3'.*digits, wan2\.1"):
+  with pytest.raises(ValueError, match=r"'wan3'.*digits, wan2\.1, wan2\.2"):
     vae_preset("wan3")
 
 

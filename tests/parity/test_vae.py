@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from models.wan.vae import VAEConfig, WanVAE
+from models.checkpoints.wan import load_vae
+from models.wan.vae import WanVAE
+from models.wan.vae_config import VAEConfig
 from models.wan.vae_keys import vae_keys
 from models.weights import fill, parameters, to_ours
 
@@ -105,3 +107,66 @@ def test_encode_and_decode_match_diffusers(base_dim, dim_mult, blocks, z_dim, co
   np.testing.assert_allclose(logvar, posterior.logvar.transpose(1, 2).numpy(), atol=TOLERANCE)
   np.testing.assert_allclose(decoded, wanted_pixels.numpy(), atol=TOLERANCE)
   assert 0.1 < wanted_pixels.std() < 0.9  # neither black nor clipped throughout
+
+
+@pytest.fixture(scope="module")
+def residual(tmp_path_factory):
+  """diffusers' model of Wan2.2's kind, and ours read from its folder."""
+  config = VAEConfig(
+    name="tiny 2.2",
+    base_dim=4,
+    decoder_base_dim=6,
+    z_dim=6,
+    num_res_blocks=2,
+    residual=True,
+    patch_px=2,
+  )
+  torch.manual_seed(22)
+  theirs = diffusers.AutoencoderKLWan(
+    base_dim=config.base_dim,
+    decoder_base_dim=config.decoder_base_dim,
+    z_dim=config.z_dim,
+    latents_mean=[0.0] * config.z_dim,
+    latents_std=[1.0] * config.z_dim,
+    is_residual=True,
+    in_channels=config.pixel_channels,
+    out_channels=config.pixel_channels,
+    patch_size=config.patch_px,
+    scale_factor_spatial=config.spatial_factor,
+  ).eval()
+  with torch.no_grad():
+    for parameter in theirs.parameters():
+      parameter.add_(0.05 * torch.randn_like(parameter))
+  folder = tmp_path_factory.mktemp("vae22")
+  theirs.save_pretrained(folder)
+  return theirs, load_vae(folder, config)
+
+
+def test_residual_encode_matches_diffusers(residual):
+  theirs, ours = residual
+  pixels = np.random.default_rng(1).uniform(-1, 1, (2, 9, 3, 32, 48)).astype(np.float32)
+  with torch.no_grad():
+    posterior = theirs.encode(torch.tensor(pixels).transpose(1, 2)).latent_dist
+  mu, logvar = jax.jit(WanVAE.encode)(ours, pixels)
+  assert posterior.mean.std() > 0.05
+  np.testing.assert_allclose(mu, posterior.mean.transpose(1, 2).numpy(), atol=TOLERANCE)
+  np.testing.assert_allclose(logvar, posterior.logvar.transpose(1, 2).numpy(), atol=TOLERANCE)
+
+
+def test_residual_decode_whole_and_streamed_match_diffusers(residual):
+  theirs, ours = residual
+  latents = np.random.default_rng(2).normal(size=(2, 4, 6, 2, 3)).astype(np.float32)
+  with torch.no_grad():
+    wanted = theirs.decode(torch.tensor(latents).transpose(1, 2)).sample.transpose(1, 2).numpy()
+  assert wanted.shape == (2, 13, 3, 32, 48)
+  assert 0.1 < wanted.std() < 0.9
+  whole = jax.jit(lambda m, z: m.decode(z, normalised=False))(ours, latents)
+  np.testing.assert_allclose(whole, wanted, atol=TOLERANCE)
+  first, cache = jax.jit(lambda m, z, c: m.decode_first(z, c, normalised=False))(
+    ours, latents[:, :1], ours.init_decoder_cache(2, 2, 3)
+  )
+  rest, _ = jax.jit(lambda m, z, c: m.decode_next(z, c, normalised=False))(
+    ours, latents[:, 1:], cache
+  )
+  streamed = np.concatenate([first, rest], axis=1)
+  np.testing.assert_allclose(streamed, wanted, atol=TOLERANCE)

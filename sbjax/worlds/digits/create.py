@@ -30,7 +30,8 @@ from flax import nnx
 
 from models.wan.presets import preset
 from models.wan.umt5 import UMT5Encoder, umt5_preset
-from models.wan.vae import WanVAE, vae_preset
+from models.wan.vae import WanVAE
+from models.wan.vae_config import vae_preset
 from models.wan.vae_keys import vae_keys
 from models.weights import load_safetensors
 from sbjax.worlds.digits import (
