@@ -24,8 +24,13 @@ _CACHE = os.environ.setdefault(
 os.environ["JAX_COMPILATION_CACHE_DIR"] = _CACHE
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
 
+import hypothesis  # noqa: E402
 import jax  # noqa: E402
 import pytest  # noqa: E402
+
+# No test asserts a time: a busy machine is not a failure.
+hypothesis.settings.register_profile("sbjax", deadline=None)
+hypothesis.settings.load_profile("sbjax")
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")

@@ -209,9 +209,11 @@ def _coarse(knob: Knob, rewards: int) -> tuple[int, ...]:
   if knob.name == "generations":
     home = knob.values.index(0)
     return home, min(home + rewards, last), last
-  if knob.name == "judging":
-    sizes = [(i, v) for i, v in enumerate(knob.values) if not v[2]]
-    return (0, *[i for i, v in sizes if v[1]][:1], *[i for i, v in sizes if v[0] == 1][:1])
+  if knob.name == "judge_tasks":
+    home = knob.values.index(rewards) if rewards in knob.values else 0
+    return home, 0, last
+  if knob.name == "judge_late":
+    return (0,)
   if not knob.ordered:
     return tuple(range(last + 1))
   if knob.name.startswith("replays"):

@@ -106,12 +106,12 @@ class Space:
     return Plan(groups, self._batches(chosen), splits, fused, order, offload)
 
   def _batches(self, chosen: dict) -> tuple[tuple[int, ...], ...]:
-    if "judging" not in chosen:
+    if "judge_tasks" not in chosen:
       if self.scheme.judge_batches == "device" and self.knobs and not any(chosen.values()):
         return judge_batches(self.shape, 1, 1)
       return scheme_batches(self.scheme, self.shape, self.slots)
-    size, across, late = chosen["judging"]
-    return _tapered(judge_batches(self.shape, 1, across=across), size, late)
+    stages = judge_batches(self.shape, 1, across=chosen["judge_across"])
+    return _cut(stages, chosen["judge_tasks"], chosen["judge_late"], dealt=chosen["judge_dealt"])
 
 
 def _last(members: Sequence[int], chosen: dict, update: int, fused: frozenset[int]) -> list[int]:
@@ -159,7 +159,7 @@ def space(
   n = shape.candidates
   moved = _moved(scheme) if any(slot.group == "reward" for slot in slots) else frozenset()
   if "judge_batching" in able:
-    knobs.append(Knob("judging", _judging(shape, slots), ordered=False))
+    knobs += _judging(shape, slots)
   if "order" in able:
     orders: tuple[Order, ...] = ("kind", "update", "rollout")
     knobs.append(Knob("order", orders, ordered=False))
@@ -187,30 +187,39 @@ def space(
   return Space(shape, scheme, tuple(slots), tuple(knobs))
 
 
-def _judging(shape: StepShape, slots: Sequence[WorkerSlot]) -> tuple[tuple[int, bool, int], ...]:
-  """(jobs of a task, across mini-batches, jobs of the last task), the simplest first."""
+def _judging(shape: StepShape, slots: Sequence[WorkerSlot]) -> list[Knob]:
+  """How judge tasks are formed; see `_cut`."""
   judges = sum(slot.group in ("reward", "both") for slot in slots)
   jobs, updates = len(shape.jobs), max(len(set(shape.job_updates())), 1)
-  out = []
-  for late in (0, 1, 2):
-    for across, most in ((False, math.ceil(jobs / updates)), (True, jobs)):
-      # One task a judge comes first. More than a few only lose the gain of batching.
-      counts = {max(math.ceil((most - late) / k), 1) for k in range(judges, 4 * judges + 1)}
-      counts |= {max(math.ceil(most / k), 1) for k in range(1, judges)} | {1}
-      first = max(math.ceil((most - late) / judges), 1)
-      out += [(size, across, late) for size in sorted(counts, key=lambda s: (s != first, s))]
-  return tuple(dict.fromkeys(out))
+  # More than a few tasks a judge only lose the gain of batching.
+  counts = {k for k in range(1, 4 * judges + 1) if k < jobs} | {jobs}
+  return [
+    Knob("judge_tasks", tuple(sorted(counts))),
+    Knob("judge_across", (False, True) if updates > 1 else (False,), ordered=False),
+    Knob("judge_late", (0, 1, 2)),
+    Knob("judge_dealt", (False, True), ordered=False),
+  ]
 
 
-def _tapered(
-  stages: Sequence[tuple[int, ...]], size: int, late: int
+def _cut(
+  stages: Sequence[tuple[int, ...]], tasks: int, late: int, *, dealt: bool
 ) -> tuple[tuple[int, ...], ...]:
-  """Cuts each stage's jobs into tasks of one size; its last jobs, whose videos come last, may form
-  a smaller task, which is soon done."""
+  """Forms the judge tasks of each stage from its jobs.
+
+  Runs of jobs are ready one after the other, and the first judge is busy while the others wait;
+  jobs that are dealt out in turn are ready together, and no judge starts early. The last jobs,
+  whose videos come last, may form a smaller task, which is soon done.
+  """
   out: list[tuple[int, ...]] = []
   for jobs in stages:
-    early = jobs[: len(jobs) - late] if late < len(jobs) else jobs
-    out += [early[i : i + size] for i in range(0, len(early), size)]
-    if late < len(jobs) and late:
-      out.append(jobs[len(jobs) - late :])
+    late_from = len(jobs) - late if late < len(jobs) else len(jobs)
+    early = jobs[:late_from]
+    size = math.ceil(len(early) / tasks)
+    count = math.ceil(len(early) / size)
+    if dealt:
+      out += [early[i::count] for i in range(count)]
+    else:
+      out += [early[i : i + size] for i in range(0, len(early), size)]
+    if late_from < len(jobs):
+      out.append(jobs[late_from:])
   return tuple(out)

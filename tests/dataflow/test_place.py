@@ -8,12 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbjax.dataflow.memory import Memory, peaks
+from sbjax.dataflow.paper import paper_shape
 from sbjax.dataflow.place import search
 from sbjax.dataflow.plan import fixed_plan, worker_slots
 from sbjax.dataflow.prune import Branches
 from sbjax.dataflow.schemes import SCHEMES, scheme
 from sbjax.dataflow.simulate import simulate
-from sbjax.dataflow.space import space
+from sbjax.dataflow.space import _cut, space
 from tests.dataflow.settings import Case, cases, seconds, step_costs, step_shape
 
 GIB = 2**30
@@ -187,3 +188,26 @@ def test_every_scheme_plans_with_one_worker_of_each_role_and_with_one_in_all():
     for rewards in (1, 0):
       plan = search(shape, chosen, worker_slots(chosen, 1, rewards), step_costs(), budget_s=0.02)
       assert plan.gap is not None and plan.gap >= 0, name
+
+
+def test_dealt_judge_tasks_hold_the_same_jobs_and_are_ready_together():
+  shape, slots = paper_shape(24, 2), worker_slots(scheme("sbjax"), 4, 2)
+  where = space(shape, scheme("sbjax"), slots)
+  names = [knob.name for knob in where.knobs]
+  home = [0] * len(names)
+  home[names.index("judge_tasks")] = where.knobs[names.index("judge_tasks")].values.index(2)
+  runs = where.plan(tuple(home)).judge_batches
+  home[names.index("judge_dealt")] = 1
+  dealt = where.plan(tuple(home)).judge_batches
+  assert runs[:2] == (tuple(range(6)), tuple(range(6, 12)))
+  assert dealt[:2] == (tuple(range(0, 12, 2)), tuple(range(1, 12, 2)))
+  for batches in (runs, dealt):
+    assert sorted(job for batch in batches for job in batch) == list(range(24))
+
+
+@given(st.integers(1, 30), st.integers(1, 12), st.integers(0, 3), st.booleans())
+def test_every_way_to_cut_judge_tasks_keeps_every_job_once(jobs, tasks, late, dealt):
+  tasks = min(tasks, jobs)
+  cut = _cut([tuple(range(jobs))], tasks, late, dealt=dealt)
+  assert sorted(job for batch in cut for job in batch) == list(range(jobs))
+  assert all(cut) and len(cut) <= tasks + 1
