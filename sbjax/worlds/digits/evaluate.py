@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -20,10 +21,10 @@ from sbjax.worlds.digits import data, heldout, judge, prompts, sample, world
 PER_CALL = 8
 
 
-def sample_videos(
-  the_world: world.World, asked: list[str], seed: int
-) -> UInt8[np.ndarray, "batch frames 64 64 3"]:
-  """One video of the base model per prompt, in batches of eight."""
+def video_sampler(
+  the_world: world.World,
+) -> Callable[[Sequence[str], jax.Array], UInt8[np.ndarray, "batch frames 64 64 3"]]:
+  """The base model as a function of at most eight prompts and a key; it is compiled once."""
   dit_graph, dit_state = nnx.split(the_world.dit)
   vae_graph, vae_state = nnx.split(the_world.vae)
 
@@ -32,14 +33,26 @@ def sample_videos(
     dit, vae = nnx.merge(dit_graph, dit_state), nnx.merge(vae_graph, vae_state)
     return vae.decode(sample.sample_latents(dit, the_world.sampler, embeds, key))
 
-  embeds = world.encode_prompts(the_world, asked)
-  parts = []
-  for i in range(0, len(asked), PER_CALL):
-    rows = np.resize(np.arange(i, min(i + PER_CALL, len(asked))), PER_CALL)
-    key = jax.random.fold_in(jax.random.key(seed), i)
-    pixels = run(dit_state, vae_state, jnp.asarray(embeds[rows]), key)
-    parts.append(sample.pixels_to_uint8(pixels)[: len(asked) - i])
-  return np.concatenate(parts)
+  def sample_some(asked: Sequence[str], key: jax.Array) -> np.ndarray:
+    rows = np.resize(np.arange(len(asked)), PER_CALL)
+    embeds = world.encode_prompts(the_world, list(asked))[rows]
+    pixels = run(dit_state, vae_state, jnp.asarray(embeds), key)
+    return sample.pixels_to_uint8(pixels)[: len(asked)]
+
+  return sample_some
+
+
+def sample_videos(
+  the_world: world.World, asked: list[str], seed: int
+) -> UInt8[np.ndarray, "batch frames 64 64 3"]:
+  """One video of the base model per prompt, in batches of eight."""
+  sample_some = video_sampler(the_world)
+  return np.concatenate(
+    [
+      sample_some(asked[i : i + PER_CALL], jax.random.fold_in(jax.random.key(seed), i))
+      for i in range(0, len(asked), PER_CALL)
+    ]
+  )
 
 
 def real_videos(

@@ -8,6 +8,7 @@ probability in between instead of a confident guess, which is what a reward need
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -35,11 +36,11 @@ class Labelled:
 
 
 def blended_scenes(
-  rng: np.random.Generator, batch: int, ink: np.ndarray, labels: np.ndarray, frames: int, first: int
+  rng: np.random.Generator, batch: int, ink: np.ndarray, labels: np.ndarray, chosen: Sequence[int]
 ) -> Labelled:
-  """Drawn clips; three in ten blend two drawings, one in five two colours."""
+  """The chosen frames of drawn videos; three in ten blend two drawings, one in five two colours."""
   scenes = data.random_scenes(rng, batch, labels)
-  centres = data.path_centres(scenes.start, scenes.velocity, first + frames)[:, first:]
+  centres = data.path_centres(scenes.start, scenes.velocity, max(chosen) + 1)[:, list(chosen)]
   soft: dict[str, np.ndarray] = {
     name: np.eye(classes, dtype=np.float32)[getattr(scenes, name)]
     for name, classes in HEADS.items()
@@ -94,7 +95,7 @@ def reconstructions(
     spread = jnp.std(mean, axis=(0, 1, 3, 4), keepdims=True)
     return vae.decode(mean + noise * spread, normalised=False)
 
-  clips = blended_scenes(rng, count, ink, labels, data.FRAMES, 0)
+  clips = blended_scenes(rng, count, ink, labels, range(data.FRAMES))
   out = np.empty_like(clips.frames)
   for i in range(0, count, 4):
     pixels = np.moveaxis(clips.frames[i : i + 4], -1, 2) * 2 - 1
@@ -166,7 +167,8 @@ def train(
   for number in range(steps):
     first = int(rng.integers(0, data.FRAMES - CLIP_FRAMES + 1))
     half = batch // 2
-    drawn = blended_scenes(rng, batch - half, ink[fitted], labels[fitted], CLIP_FRAMES, first)
+    chosen = range(first, first + CLIP_FRAMES)
+    drawn = blended_scenes(rng, batch - half, ink[fitted], labels[fitted], chosen)
     rows = rng.integers(0, reconstructed, half)
     stored = _subset(pool, rows, slice(first, first + CLIP_FRAMES))
     mixed = Labelled(
