@@ -30,7 +30,7 @@ from models.wan.block import (
   modulation_init,
 )
 from models.wan.cache import KVCache, SlotPlan, past_slots, plan_slots, write_slots
-from models.wan.precision import Precision, activation, apply_linear, policy
+from models.wan.precision import LINEAR_RESULT, Precision, activation, apply_linear, policy
 from models.wan.presets import DiTConfig
 from models.wan.sharding import check_mesh, constrain_tokens
 from models.wan.teacher_forcing import TeacherForcingMixer
@@ -241,7 +241,8 @@ class CausalWanDiT(nnx.Module):
     start = jnp.asarray(start_frame, jnp.int32)
     plan = plan_slots(cache, start, frames * height * width, rewrite_sink=rewrite_sink)
     # A position past the table turns into NaN: so does a chunk that a global cache has no room for.
-    positions = jnp.where(plan.overflow, 1 << 20, start + jnp.arange(frames, dtype=jnp.int32))
+    positions = start + cache.position_offset + jnp.arange(frames, dtype=jnp.int32)
+    positions = jnp.where(plan.overflow, 1 << 20, positions)
     rotary = Rotary(*rope_tables(positions, height, width, self.cfg.head_dim, self.cfg.rope_theta))
     past_bias = jnp.where(plan.attend_past, 0.0, -jnp.inf).astype(jnp.float32)
     own_bias = jnp.where(plan.attend_own, 0.0, -jnp.inf).astype(jnp.float32)
@@ -249,7 +250,7 @@ class CausalWanDiT(nnx.Module):
     tokens = self._patchify(x)
 
     def body(tokens: Array, layer: Tree) -> tuple[Array, tuple[Array, Array]]:
-      past_k, past_v = (past_slots(layer[name], plan, cache.sink_tokens) for name in "kv")
+      past_k, past_v = (past_slots(layer[name], plan) for name in "kv")
 
       def mixer(q: Array, k: Array, v: Array) -> Array:
         own = KeySet(k, v, own_bias)
@@ -288,8 +289,11 @@ class CausalWanDiT(nnx.Module):
     if cfg.remat == "block":
       body = jax.checkpoint(body)
     elif cfg.remat == "dots":
-      policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
-      body = jax.checkpoint(body, policy=policy)
+      saved = jax.checkpoint_policies.save_from_both_policies(
+        jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+        jax.checkpoint_policies.save_only_these_names(LINEAR_RESULT),
+      )
+      body = jax.checkpoint(body, policy=saved)
     if stop is None:
       return jax.lax.scan(body, tokens, layers, unroll=min(cfg.scan_unroll, cfg.num_layers))
     # Indexing inside the loop, because slicing off the last layer beforehand would copy all the

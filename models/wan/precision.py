@@ -14,10 +14,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array
 
 from models.layers.linear import linear
 from models.layers.rounding import matmul_f32, round_to
+
+LINEAR_RESULT = "linear_result"
+"""Marks what `remat="dots"` keeps of a linear map in bfloat16, whose product has a gradient rule of
+its own, so that the policy cannot see it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,11 +81,12 @@ def apply_linear(
   row = (1,) * (x.ndim - 1) + (-1,)
   y = round_to(product(x, kernel) + bias.astype(jnp.float32).reshape(row), dtype)
   if lora is None:
-    return y
+    return checkpoint_name(y, LINEAR_RESULT)
   low = round_to(product(x, lora["a"]), dtype)
   update = round_to(product(low, lora["b"]), dtype)
   scaled = round_to(update.astype(jnp.float32) * jnp.float32(lora_scale), dtype)
-  return round_to(y.astype(jnp.float32) + scaled.astype(jnp.float32), dtype)
+  y = round_to(y.astype(jnp.float32) + scaled.astype(jnp.float32), dtype)
+  return checkpoint_name(y, LINEAR_RESULT)
 
 
 def activation(function: Callable[[Array], Array], x: Array) -> Array:
