@@ -32,9 +32,23 @@ def get_config() -> config_dict.ConfigDict:
   c.scheme = "stagebreaker"
 
   c.model = config_dict.ConfigDict()
-  c.model.name = "digits"  # an embedded world, or a preset with c.model.checkpoint
+  c.model.name = "digits"  # the embedded world | self-forcing | longlive-1.3b | … | custom
   c.model.checkpoint = ""  # folder of weights; empty: the ones shipped with the world
   c.model.frames = 33  # pixel frames of a video
+  c.model.precision = "fp32"  # fp32 | mixed: what the network computes in
+  c.model.remat = "none"  # none | block | dots: what the backward pass computes again
+  # Published weights only; configs/self_forcing.py uses them.
+  c.model.part = ""  # of a torch file: generator | generator_ema
+  c.model.adapter = ""  # a LoRA that is merged into the frozen weights, such as LongLive's
+  c.model.adapter_alpha = 0.0  # where that file does not say
+  c.model.vae = ""
+  c.model.text_encoder = ""
+  c.model.tokenizer = ""  # folder with tokenizer.json
+  c.model.embeddings = ""  # folder where prompt embeddings are kept; empty: ~/.cache/sbjax/prompts
+  c.model.sampler = ""  # preset whose way of sampling is used; empty: the model's own
+  c.model.height_px = 0  # 0: the model's own
+  c.model.width_px = 0
+  c.model.weights_dtype = "float32"  # float32 | bfloat16: of the frozen weights
 
   c.lora = config_dict.ConfigDict()
   c.lora.rank = 8

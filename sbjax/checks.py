@@ -14,9 +14,7 @@ from sbjax import prompts as prompts_lib
 from sbjax.rewards import catalogue, function
 from sbjax.settings import Settings
 from sbjax.sizes import model_sizes
-
-# Worlds that ship with their weights, prompts and judge.
-WORLDS = ("digits",)
+from sbjax.world_table import world_of
 
 # The Wan2.1 video autoencoder turns the first frame into one latent frame and every further four
 # frames into another.
@@ -42,13 +40,8 @@ def check(settings: Settings) -> None:
 
 
 def model(settings: Settings) -> None:
-  """The model is known, and its weights are there."""
-  name, checkpoint = settings.model.name, settings.model.checkpoint
-  if name not in WORLDS:
-    known = " or ".join(map(repr, WORLDS))
-    raise ValueError(f"model.name is {name!r}; this version trains {known}.")
-  if checkpoint and not Path(checkpoint).is_dir():
-    raise ValueError(f"model.checkpoint is {checkpoint!r}; it must be a folder of weights.")
+  """The model is known, its weights are there and fit."""
+  world_of(settings.model.name).check(settings.model)
   model_sizes(settings)
 
 
@@ -195,6 +188,11 @@ def reward(settings: Settings) -> None:
     raise ValueError(f"reward.components is {r.components!r}; name each component once.")
   if not any(r.weights):
     raise ValueError(f"reward.weights is {r.weights!r}; at least one weight must not be 0.")
+  if "world" in r.judges and not world_of(settings.model.name).embedded:
+    raise ValueError(
+      f"reward.name is {r.name!r}, with {r.also!r} beside it; model {settings.model.name!r} "
+      "brings no judge 'world', so use 'function' or a vision-language judge."
+    )
   catalogue.check(r)
   if "function" in r.judges:
     function.load_function(r.function)

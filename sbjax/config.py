@@ -168,7 +168,10 @@ def _record(record: type, value: Any, path: str) -> Any:
         f"the config has no field {prefix}{name}; {suggestion(f'{prefix}{name}', field_names())}"
       )
   fields = {}
+  defaults = {f.name for f in dataclasses.fields(record) if f.default is not dataclasses.MISSING}
   for name, hint in hints.items():
+    if name not in value and name in defaults:
+      continue
     if name not in value:
       raise ValueError(
         f"the config lacks the field {prefix}{name}; add c.{prefix}{name} = … as in "

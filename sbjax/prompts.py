@@ -15,9 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from sbjax.settings import Settings
-from sbjax.sizes import model_sizes
+from sbjax.world_table import world_of
 from sbjax.worlds.digits import prompts as digits
-from sbjax.worlds.digits import tokenizer
 
 WORLD_SPLITS = ("world:train", "world:eval")
 
@@ -88,6 +87,11 @@ def from_settings(settings: Settings) -> tuple[PromptSet, PromptSet]:
   sets = []
   for field in ("train", "eval"):
     source = getattr(settings.prompts, field)
+    if source in WORLD_SPLITS and not world_of(settings.model.name).embedded:
+      raise ValueError(
+        f"prompts.{field} is {source!r}, which model {settings.model.name!r} does not bring; name "
+        "a text, CSV or JSONL file of prompts."
+      )
     try:
       sets.append(load(source, accept))
     except ValueError as error:
@@ -107,17 +111,11 @@ def acceptance(settings: Settings) -> Callable[[str], None]:
   The text encoder must know its words and take its length, and the world's judge must find in it
   what to look for.
   """
-  dit, _ = model_sizes(settings)
-  tokenize = tokenizer.WordTokenizer(tokenizer.default_vocabulary(), dit.text_len)
+  model = settings.model
+  encodes = world_of(model.name).acceptance(model, settings.prompts.overflow)
 
   def accept(prompt: str) -> None:
-    tokens = len(digits.words(prompt)) + 1  # the end mark
-    if tokens > dit.text_len and settings.prompts.overflow == "refuse":
-      raise ValueError(
-        f"the prompt has {tokens} tokens but the text encoder takes {dit.text_len}; shorten it or "
-        "set prompts.overflow to 'truncate'."
-      )
-    tokenize((prompt,), settings.prompts.overflow)
+    encodes(prompt)
     # Its judge reads off the prompt what to look for.
     if "world" in settings.reward.judges:
       digits.parse(prompt)

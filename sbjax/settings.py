@@ -56,11 +56,28 @@ Seconds = Annotated[float, Range(0.0, low_open=True)]
 
 @dataclasses.dataclass(frozen=True)
 class SettingsModel:
-  """Which network is trained, and how long its videos are."""
+  """Which network is trained, the files of its weights, and how large its videos are.
+
+  Fields with a default may be left out of a config: their defaults are those of a world that comes
+  with its own weights.
+  """
 
   name: str
   checkpoint: str
   frames: Count
+  part: str = ""
+  adapter: str = ""
+  adapter_alpha: NotNegative = 0.0
+  vae: str = ""
+  text_encoder: str = ""
+  tokenizer: str = ""
+  embeddings: str = ""
+  sampler: str = ""
+  height_px: Whole = 0
+  width_px: Whole = 0
+  weights_dtype: Literal["float32", "bfloat16"] = "float32"
+  precision: str = "fp32"
+  remat: str = "none"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,18 +1,22 @@
 """How large the configured model is, read without its weights."""
 
+import dataclasses
+
 from models.wan.presets import DiTConfig, SamplerConfig
 from sbjax.settings import Settings
+from sbjax.world_table import world_of
 
 
 def model_sizes(settings: Settings) -> tuple[DiTConfig, SamplerConfig]:
-  """Gives the sizes of the network and of its sampler, as its folder of weights states them.
+  """Gives the sizes of the network and of its sampler, with the configured precision and remat.
 
   Raises:
-    ValueError: the folder holds no readable world.
+    ValueError: an unknown model, files that are missing or unreadable, a precision or remat policy
+      that there is not.
   """
-  from sbjax.worlds.digits import world  # imports JAX: not before it is needed
-
+  model = settings.model
+  dit, sampler = world_of(model.name).sizes(model)
   try:
-    return world.model_sizes(settings.model.checkpoint or None)
+    return dataclasses.replace(dit, precision=model.precision, remat=model.remat), sampler
   except ValueError as error:
-    raise ValueError(f"model.checkpoint: {error}") from error
+    raise ValueError(f"model.{error}") from error

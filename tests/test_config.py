@@ -114,7 +114,7 @@ def test_a_missing_field_is_named():
 @pytest.mark.parametrize(
   ("fields", "says"),
   [
-    ({"model__name": "sora"}, "model.name is 'sora'; this version trains 'digits'"),
+    ({"model__name": "sora"}, "model.name is 'sora'; use one of 'digits', 'wan2.1-1.3b'"),
     ({"model__checkpoint": "/nowhere"}, "model.checkpoint is '/nowhere'"),
     ({"model__frames": 34}, "33 or 45 would do"),
     ({"model__frames": 2}, "so 9 would do"),

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from models.layers.lora import init_lora
 from models.wan.dit import CausalWanDiT
 from models.wan.sharding import parameter_shardings
+from sbjax import prompts as prompt_lib
 from sbjax.policy import TextConditioning, WanPolicy
 from sbjax.rewards import catalogue
 from sbjax.rewards.combined import JudgeTable
@@ -26,7 +27,8 @@ from sbjax.separation.policy import Params
 from sbjax.separation.replay import ReplayFunctions, make_replay
 from sbjax.settings import Settings
 from sbjax.sizes import model_sizes
-from sbjax.worlds.digits import world as digits
+from sbjax.world_table import world_of
+from sbjax.worlds.models import WorldModels
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -81,27 +83,42 @@ def reward_of(settings: Settings) -> Reward:
 
 def build_roles(settings: Settings) -> Roles:
   """Loads the models and builds the jitted functions; compiles nothing yet."""
-  world = digits.load_world(settings.model.checkpoint or None)
-  vae_def, vae_state = nnx.split(world.vae)
-
-  @jax.jit
-  def decode(state, latents):
-    pixels = nnx.merge(vae_def, state).decode(latents[None])[0]
-    # Video files hold truncated, not rounded, bytes; judges see what the file would show.
-    scaled = 255.0 * jnp.clip(0.5 * pixels + 0.5, 0.0, 1.0)
-    return scaled.astype(jnp.uint8).transpose(0, 2, 3, 1)
-
+  recipe = recipe_of(settings)
+  models = load_models(settings)
   return assemble(
-    make_recipe(settings, world.dit_config, world.sampler),
-    world.dit,
-    np.asarray(world.conditioning_channels, np.float32),
-    embed=lambda prompts: digits.encode_prompts(world, tuple(prompts), settings.prompts.overflow),
-    decode=lambda latents: np.asarray(decode(vae_state, jnp.asarray(latents))),
-    judge=_judge(settings, world),
-    heldout=lambda videos, prompts: _measures(digits.heldout_scores(world, videos, tuple(prompts))),
-    parameters={"decoder": _count(vae_state)},
-    pixel_stride=world.vae.config.spatial_factor,
+    recipe,
+    models.dit,
+    models.conditioning_channels,
+    embed=models.embed,
+    decode=models.decode,
+    judge=_judge(settings, models),
+    heldout=models.heldout,
+    parameters=models.parameters,
+    pixel_stride=models.pixel_stride,
   )
+
+
+def load_models(settings: Settings, prompts: Sequence[str] | None = None) -> WorldModels:
+  """Loads the configured world onto this process' devices.
+
+  Args:
+    settings: checked settings.
+    prompts: what will be asked for; None for all that the settings name. A world whose text encoder
+      does not stay embeds them first.
+
+  Raises:
+    ValueError: weights that cannot be used.
+  """
+  models = world_of(settings.model.name).load_models(
+    settings.model,
+    lambda: _prompts(settings) if prompts is None else prompts,
+    settings.prompts.overflow,
+    worker_mesh(settings),
+    settings.runtime.startup_timeout_s,
+  )
+  # Weights do not depend on precision and rematerialisation; the pass over them does.
+  models.dit.cfg, _ = model_sizes(settings)
+  return models
 
 
 def assemble(
@@ -186,9 +203,9 @@ def assemble(
   )
 
 
-def _measures(read: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-  """The held-out classifier's measures; which digit it read is not one."""
-  return {name: np.asarray(read[name], np.float64) for name in ("p", "right")}
+def _prompts(settings: Settings) -> tuple[str, ...]:
+  """Every prompt that the run uses, in the order in which steps and evaluations meet them."""
+  return tuple(p for part in prompt_lib.from_settings(settings) for p in part.prompts)
 
 
 def worker_mesh(settings: Settings) -> Mesh | None:
@@ -214,14 +231,14 @@ def place(tree: Params, mesh: Mesh | None) -> Params:
   return tree if mesh is None else jax.device_put(tree, parameter_shardings(tree, mesh))
 
 
-def _judge(settings: Settings, world: Any) -> Judge:
+def _judge(settings: Settings, models: WorldModels) -> Judge:
   reward = settings.reward
 
   def build(name: str) -> Judge:
     if name == "function":
       return FunctionJudge(reward.function, catalogue.components_of(reward, name))
     if name == "world":
-      return WorldJudge(world, reward.views)
+      return WorldJudge(models.judging, reward.views)
     return catalogue.conversation_judge(reward.judge, name, mesh=worker_mesh(settings))
 
   return JudgeTable({name: build(name) for name in reward.judges})
