@@ -175,7 +175,9 @@ class SettingsJudge:
   concurrency: Count
 
 
-JudgeName = Literal["world", "function", "unified_reward", "unified_reward_flex", "vr_thinker"]
+JudgeName = Literal[
+  "world", "function", "unified_reward", "unified_reward_flex", "digits_reasoner", "vr_thinker"
+]
 
 
 @dataclasses.dataclass(frozen=True)

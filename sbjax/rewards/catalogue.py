@@ -7,7 +7,7 @@ import dataclasses
 import pathlib
 from typing import Any
 
-from sbjax.rewards import unified_reward, unified_reward_flex, vr_thinker
+from sbjax.rewards import digits_reasoner, unified_reward, unified_reward_flex, vr_thinker
 from sbjax.rewards.combined import CombinedReward
 from sbjax.rewards.conversation import ConversationJudge, DialogueProtocol
 from sbjax.rewards.generator import Generator
@@ -38,6 +38,9 @@ KINDS = {
   "unified_reward": JudgeKind(("overall", *unified_reward.SCORES), conversation=True),
   "unified_reward_flex": JudgeKind(
     ("overall", "dimensions", *unified_reward_flex.CATEGORIES), pairwise=True, conversation=True
+  ),
+  "digits_reasoner": JudgeKind(
+    ("overall", "dimensions", *digits_reasoner.COMPONENTS), pairwise=True, conversation=True
   ),
   "vr_thinker": JudgeKind(
     ("overall", "dimensions", *(n for n in vr_thinker.KEYS.values() if n != "overall")),
@@ -77,6 +80,8 @@ def protocol_of(settings: SettingsJudge, name: str) -> DialogueProtocol:
   tokens, temperature = settings.max_tokens, settings.temperature
   if name == "unified_reward":
     return unified_reward.UnifiedReward(settings.frames, tokens, temperature)
+  if name == "digits_reasoner":
+    return digits_reasoner.DigitsReasoner(tokens, temperature)
   if name == "unified_reward_flex":
     lenient = settings.unparsable == "tie"
     return unified_reward_flex.UnifiedRewardFlex(settings.frames, tokens, temperature, lenient)
@@ -129,7 +134,7 @@ def _generator(settings: SettingsJudge, mesh: Any) -> Generator:
   from sbjax.rewards import engine_generator  # imports JAX
 
   return engine_generator.from_checkpoint(
-    settings.checkpoint,
+    str(checkpoint_folder(settings.checkpoint)),
     slots=settings.slots,
     context_tokens=settings.context_tokens,
     total_timeout_s=settings.total_timeout_s,
@@ -228,8 +233,14 @@ def _check_conversation(settings: SettingsReward, name: str | None) -> None:
     )
 
 
+def checkpoint_folder(path: str) -> pathlib.Path:
+  """The folder that `reward.judge.checkpoint` names; 'world' is the shipped judge."""
+  return digits_reasoner.WEIGHTS if path == "world" else pathlib.Path(path)
+
+
 def _check_checkpoint(path: str) -> None:
-  missing = [n for n in ("config.json", "tokenizer.json") if not pathlib.Path(path, n).is_file()]
+  folder = checkpoint_folder(path)
+  missing = [n for n in ("config.json", "tokenizer.json") if not (folder / n).is_file()]
   if missing:
     raise ValueError(
       f"reward.judge.checkpoint is {path!r}, where {missing[0]} is missing; name a folder in the "

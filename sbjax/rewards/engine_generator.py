@@ -4,6 +4,7 @@ import pathlib
 import time
 from collections.abc import Callable, Sequence
 
+import numpy as np
 from jax.sharding import Mesh
 
 from models.generate import request as engine_request
@@ -11,8 +12,8 @@ from models.generate.engine import Engine
 from models.layers.dense import tree_of
 from models.qwen_vl import checkpoint
 from models.qwen_vl.chat import Encode, chat_prompt
-from models.qwen_vl.preprocess import Encoded, encode_image
-from models.qwen_vl.presets import QwenVLConfig
+from models.qwen_vl.preprocess import Encoded, encode_image, encode_video
+from models.qwen_vl.presets import QwenVLConfig, VisionConfig
 from sbjax.rewards.generator import Dialogue, Frames, Message, Reply, Request
 
 # The engine's own words for an end that leaves no usable answer.
@@ -105,10 +106,15 @@ class EngineGenerator:
         continue
       # Kept with their patches, so that no other object gets their identity.
       if id(part) not in seen:
-        images = [encode_image(frame, self._model.vision) for frame in part.pixels]
-        seen[id(part)] = (part, images)
+        seen[id(part)] = (part, _encoded(part, self._model.vision))
       parts += seen[id(part)][1]
     return parts
+
+
+def _encoded(frames: Frames, vision: VisionConfig) -> list[Encoded]:
+  if frames.times_s:
+    return [encode_video(frames.pixels, vision, np.asarray(frames.times_s))]
+  return [encode_image(frame, vision) for frame in frames.pixels]
 
 
 def _reply(result: engine_request.Result) -> Reply:

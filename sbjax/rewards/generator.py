@@ -15,14 +15,17 @@ from jaxtyping import UInt8
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Frames:
-  """Pictures within a message, in order, each an image of its own.
+  """Pictures within a message, in order, each an image of its own, or the frames of one video.
 
   Attributes:
     pixels: RGB frames. One object stands for one content: whoever encodes frames may remember
       them by it.
+    times_s: when each is shown, of the frames of a video; a server gets them as images all the
+      same.
   """
 
   pixels: UInt8[np.ndarray, "frames height width 3"]
+  times_s: tuple[float, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

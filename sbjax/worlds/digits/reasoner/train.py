@@ -1,0 +1,157 @@
+"""Trains the reasoner: first its tower alone, then the whole model on pairs."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from models.qwen_vl.model import QwenVL
+from models.qwen_vl.presets import QwenVLConfig, TextConfig, VisionConfig
+from sbjax.worlds.digits import data, optim, prompts, training
+from sbjax.worlds.digits.reasoner import pairs, text, tower, videos
+from sbjax.worlds.digits.reasoner.videos import Clips
+
+KEEP_EVERY = 100
+
+
+def sizes() -> QwenVLConfig:
+  """The reasoner's sizes: a Qwen3-VL whose videos of six frames become 32 tokens."""
+  ids = {token: i for i, token in enumerate(text.vocabulary())}
+  return QwenVLConfig(
+    "digits-reasoner",
+    VisionConfig(
+      "qwen3",
+      depth=4,
+      dim=128,
+      num_heads=4,
+      ffn_dim=384,
+      out_dim=192,
+      patch_px=8,
+      temporal_patch=3,
+      table_side=data.CANVAS_PX // 8,
+      deepstack=(1,),
+    ),
+    TextConfig(
+      vocab_size=128,
+      dim=192,
+      ffn_dim=512,
+      num_layers=4,
+      num_heads=6,
+      num_kv_heads=3,
+      head_dim=32,
+      mrope_section=(6, 5, 5),
+      interleaved=True,
+      rope_theta=1e4,
+      qkv_bias=False,
+      qk_norm=True,
+      tied=True,
+      max_positions=1024,
+    ),
+    image_token=ids["<|image_pad|>"],
+    video_token=ids["<|video_pad|>"],
+    vision_start=ids["<|vision_start|>"],
+    vision_end=ids["<|vision_end|>"],
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+  """Steps of the second lesson, videos of one, and the peaks of Muon's and AdamW's rates."""
+
+  steps: int = 600
+  videos: int = 32
+  peak: float = 1e-2
+  vector_peak: float = 2e-3
+  length: int = 192
+
+
+def mixed_batch(
+  images: data.DigitImages, cache: Clips, count: int, generated_share: float = 0.5
+) -> Callable[[np.random.Generator], Clips]:
+  """Draws batches: drawn videos of the reader half, and generated ones, which are shifted.
+
+  Neighbours are of one kind: pairs are made of them. Half of the generated neighbours were made
+  for prompts with the same digit, as a group's candidates are.
+  """
+  ink, labels = images.half("reader")
+  listed = prompts.all_prompts()
+  few = round(generated_share * count / 2) * 2
+  digit = prompts.parse_all(tuple(listed[i] for i in cache.asked))["digit"]
+
+  def draw(rng: np.random.Generator) -> Clips:
+    clips = videos.drawn(rng, count - few, ink, labels, spoiled=bool(rng.uniform() < 0.7))
+    if not few:
+      return clips
+    rows = rng.integers(0, len(cache), few)
+    for at in range(0, few, 4):
+      alike = np.flatnonzero(digit == digit[rows[at]])
+      rows[at + 1] = rng.choice(alike)
+    chosen = cache.rows(rows)
+    moved = dataclasses.replace(chosen, frames=videos.shifted(rng, chosen.frames))
+    return videos.join(clips, moved)
+
+  return draw
+
+
+def train_pairs(
+  model: QwenVL,
+  batch: tower.Batch,
+  seed: int,
+  schedule: Schedule,
+  workdir: str,
+  after: Callable[[int, QwenVL], None] | None = None,
+) -> None:
+  """Trains the whole model in place; continues from the newest kept step of `workdir`."""
+  config, tokenizer = model.config, text.tokenizer()
+  graph, state = nnx.split(model)
+  merge = optim.merger(graph, state)
+  params = optim.plain(state)
+  kept = [
+    number
+    for number in range(KEEP_EVERY, schedule.steps + 1, KEEP_EVERY)
+    if os.path.exists(os.path.join(workdir, f"pairs_{number}.npz"))
+  ]
+  start = max(kept, default=0)
+  if start:
+    params = training.load_tree(os.path.join(workdir, f"pairs_{start}.npz"), params)
+    print(f"pairs: continues from step {start}", flush=True)
+  rate = optim.cosine(1.0, schedule.steps, 20)
+  optimiser = optim.muon_for(
+    tower.matrices,
+    lambda step: schedule.peak * rate(step + start),
+    lambda step: schedule.vector_peak * rate(step + start),
+  )
+  moments = optimiser.init(params)
+  side = data.CANVAS_PX // config.vision.patch_px
+
+  @jax.jit
+  def step(params, moments, patches, made):
+    def objective(p):
+      return pairs.loss(p, config, patches, side, made)
+
+    (value, right), gradient = jax.value_and_grad(objective, has_aux=True)(params)
+    updates, moments = optimiser.update(gradient, moments, params)
+    return optax.apply_updates(params, updates), moments, value, right
+
+  rng = np.random.default_rng([seed, 91, start])
+  progress = training.Progress("pairs", schedule.steps - start)
+  for number in range(start, schedule.steps):
+    clips = batch(rng)
+    encoded = [pairs.encoded(pairs.frames_of(frames), config) for frames in clips.frames]
+    asked = pairs.random_pairs(rng, clips)
+    made = pairs.lesson(config, tokenizer, clips, encoded, asked, schedule.length)
+    patches = jnp.asarray(np.concatenate([one.patches for one in encoded]))
+    params, moments, value, _ = step(params, moments, patches, made)
+    progress.update(number - start, float(value))
+    if (number + 1) % KEEP_EVERY == 0 or number + 1 == schedule.steps:
+      training.save_tree(os.path.join(workdir, f"pairs_{number + 1}.npz"), params)
+      if after is not None:
+        after(number + 1, merge(params))
+  nnx.update(model, nnx.state(merge(params), nnx.Param))
