@@ -312,8 +312,10 @@ def _scripts(settings: Settings, values: Mapping[str, str | None], most: int) ->
   if what and _is_text(what):
     accept(what)
     every: tuple[Script, ...] = (Script(what.strip()),)
-  else:
+  elif what or settings.prompts.eval:
     every = script_lib.load(what or settings.prompts.eval, accept)
+  else:
+    raise ValueError("--prompts is missing; name a file of prompts, or write one prompt.")
   asked = _count("num_prompts", values["num_prompts"], 1, min(most, len(every)))
   if asked > len(every):
     raise ValueError(f"--num_prompts is {asked}; there are {len(every)}, so use at most that.")

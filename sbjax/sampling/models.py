@@ -15,15 +15,14 @@ from models.wan.dit import CausalWanDiT
 from models.wan.vae import WanVAE
 from sbjax.policy import TextConditioning, WanPolicy
 from sbjax.rollout import make_rollout
-from sbjax.runtime.recipe import Recipe, make_recipe
-from sbjax.runtime.roles import place, worker_mesh
+from sbjax.runtime.recipe import Recipe
+from sbjax.runtime.roles import load_models, place, recipe_of, worker_mesh
 from sbjax.sampling.chunks import Generator
 from sbjax.sampling.decoding import DecodeChunk, stream_decoder
 from sbjax.separation.buffers import unflatten
 from sbjax.separation.channels import Point, Transition
 from sbjax.separation.policy import Params
 from sbjax.settings import Settings
-from sbjax.worlds.digits import world as digits
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -122,22 +121,28 @@ def _no_score(point: Point, velocity: Array, transition: Transition) -> Array:
   return jnp.zeros((), jnp.float32)
 
 
-def load(settings: Settings, adapter: Float[np.ndarray, " parameters"] | None) -> VideoModels:
+def load(
+  settings: Settings,
+  prompts: Sequence[str],
+  adapter: Float[np.ndarray, " parameters"] | None,
+) -> VideoModels:
   """Loads the configured world's models.
 
   Args:
     settings: the model and, of the runtime, this process' devices.
+    prompts: embedded first, where the text encoder does not stay on the device; it comes back for
+      any other.
     adapter: as in `build`.
 
   Raises:
     ValueError: weights that cannot be used, or an adapter of another size.
   """
-  world = digits.load_world(settings.model.checkpoint or None)
+  world = load_models(settings, prompts)
   return build(
-    make_recipe(settings, world.dit_config, world.sampler),
+    recipe_of(settings),
     world.dit,
     world.vae,
-    lambda prompts: digits.encode_prompts(world, tuple(prompts), settings.prompts.overflow),
+    world.embed,
     world.conditioning_channels,
     adapter,
   )

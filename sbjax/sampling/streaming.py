@@ -70,8 +70,10 @@ def stream_video(
 
     def finish(chunk: Chunk) -> None:
       nonlocal cache
-      frames, cache = decode(chunk.latents, cache)
-      file.write(frames)
+      # Frame by frame: the decoder's memory is that of one latent frame, however long a chunk is.
+      for i in range(chunk.latents.shape[0]):
+        frames, cache = decode(chunk.latents[i : i + 1], cache)
+        file.write(frames)
       tell(Event("written", chunk.index, chunk.prompt, file.frames))
 
     def wait(job: "concurrent.futures.Future[None]") -> None:

@@ -61,7 +61,8 @@ def make_videos(request: VideoRequest, say: Callable[[str], None] = print) -> li
   settings = request.settings
   use_cache(cache_dir())
   say("loading models")
-  models = models_lib.load(settings, request.adapter)
+  asked = [p for s in request.scripts for p in (s.prompt, *(x.prompt for x in s.switches))]
+  models = models_lib.load(settings, asked, request.adapter)
   geometry = models.recipe.geometry
   runtime = settings.runtime
   # The first chunk compiles, and nothing is warmed up here.
