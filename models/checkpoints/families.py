@@ -12,7 +12,7 @@ from flax import nnx
 from models.wan import umt5, vae_config
 from models.wan.diffusers_keys import DIT_DIFFUSERS_KEYS, vae_diffusers_keys
 from models.wan.dit import CausalWanDiT
-from models.wan.presets import PRESETS, DiTConfig
+from models.wan.presets import PRESETS
 from models.wan.umt5_keys import UMT5_HF_ALIASES, UMT5_HF_KEYS, UMT5_KEYS
 from models.wan.vae import WanVAE
 from models.wan.vae_keys import vae_keys
@@ -92,16 +92,13 @@ def _build_umt5(config: Config, rngs: nnx.Rngs, param_dtype: Any) -> nnx.Module:
   return umt5.UMT5Encoder(config, rngs=rngs, param_dtype=param_dtype)
 
 
-# Its weights are read and written; there is no sampler preset for it (LongLive 2.0 uses UniPC).
-_WAN_5B = DiTConfig("wan2.2-ti2v-5b", 3072, 14_336, 24, 30, in_dim=48, out_dim=48, remat="block")
-
 DIT = Family(
   "Wan transformer",
   (
     Layout("official", lambda config: DIT_KEYS, {}),
     Layout("diffusers", lambda config: DIT_DIFFUSERS_KEYS, {}),
   ),
-  {**{name: dit for name, (dit, _) in PRESETS.items()}, _WAN_5B.name: _WAN_5B},
+  {name: dit for name, (dit, _) in PRESETS.items()},
   _build_dit,
 )
 VAE = Family(

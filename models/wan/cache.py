@@ -1,13 +1,16 @@
 """The key-value cache as a value: which slots a chunk attends to, and what the cache holds after
 it.
 
-Two published rules are implemented. They agree while the cache is exactly as long as the window;
-they differ when it is longer, and when a chunk is written again.
+Three published rules are implemented. The first two agree while the cache is exactly as long as the
+window; they differ when it is longer, and when a chunk is written again.
 
 * Self-Forcing: a new chunk that does not fit rolls the slots behind the sink to the left; a
   repeated chunk overwrites its own slots; the last `window` slots are attended.
 * LongLive-1.3B: the same roll; a repeated chunk never overwrites the sink and leaves the indices
   alone; the sink is attended always, and of the rest the last `window − sink` slots.
+* LongLive 2.0 (multi-shot): as Self-Forcing's with a cache as long as the window, and the first
+  chunk of the last scene is pinned beside the sink: it moves left with its neighbours until it
+  touches the sink, and stays. `begin_shot` and `pin_shot` tell the cache of scene cuts.
 
 A chunk attends to two key sets: what is left of the cache after the roll (`past_slots`) and itself.
   Its own keys need not be written first, so denoising steps and gradients leave the cache alone.
@@ -23,6 +26,26 @@ from jaxtyping import Array, Bool, Float, Int
 from models.wan.precision import policy
 from models.wan.presets import DiTConfig, SamplerConfig
 
+NO_PIN = -1
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Shots:
+  """What the multi-shot rule remembers of scenes.
+
+  Attributes:
+    index: scene cuts so far (int32 scalar).
+    pin_start: first slot of the pinned chunk, `NO_PIN` before the first cut (int32 scalar).
+    pin_tokens: slots that a pin protects.
+    rope_offset_frames: by how many frames every cut moves the positions of what follows.
+  """
+
+  index: Int[Array, ""]
+  pin_start: Int[Array, ""]
+  pin_tokens: int = dataclasses.field(metadata={"static": True})
+  rope_offset_frames: int = dataclasses.field(metadata={"static": True})
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +60,8 @@ class KVCache:
     tokens_per_frame: tokens of a latent frame.
     window_tokens: tokens attended at most, or None for all.
     sink_tokens: slots that never move.
-    rule: "self_forcing" or "longlive".
+    rule: "self_forcing", "longlive" or "multi_shot".
+    shots: the scenes, under the multi-shot rule only.
   """
 
   k: Float[Array, "layers batch heads slots head_dim"]
@@ -48,6 +72,12 @@ class KVCache:
   window_tokens: int | None = dataclasses.field(metadata={"static": True})
   sink_tokens: int = dataclasses.field(metadata={"static": True})
   rule: str = dataclasses.field(metadata={"static": True})
+  shots: Shots | None = None
+
+  @property
+  def position_offset(self) -> int | Int[Array, ""]:
+    """Frames by which scene cuts have moved positions."""
+    return 0 if self.shots is None else self.shots.index * self.shots.rope_offset_frames
 
 
 class SlotPlan(NamedTuple):
@@ -59,7 +89,8 @@ class SlotPlan(NamedTuple):
   Attributes:
     attend_past: which of the first `past` slots are attended, beside the chunk itself.
     attend_own: which of the chunk's own tokens are attended.
-    evict: by how many slots the roll moves what lies behind the sink.
+    sink: slots that the roll does not move.
+    evict: by how many slots the roll moves what lies behind them.
     write_low: first slot that the chunk writes.
     write_high: one past the last slot that the chunk writes.
     global_end: the new index.
@@ -69,6 +100,7 @@ class SlotPlan(NamedTuple):
 
   attend_past: Bool[Array, " past"]
   attend_own: Bool[Array, " tokens"]
+  sink: int | Int[Array, ""]
   evict: Int[Array, ""] | None
   write_low: Int[Array, ""]
   write_high: Int[Array, ""]
@@ -92,6 +124,10 @@ def init_cache(
   shape = (cfg.num_layers, batch, cfg.num_heads, sampler.cache_frames * per_frame, cfg.head_dim)
   window = None if sampler.window_frames is None else sampler.window_frames * per_frame
   zero = jnp.zeros((), jnp.int32)
+  shots = None
+  if sampler.cache_rule == "multi_shot":
+    pinned = min(sampler.sink_frames, sampler.frames_per_chunk) * per_frame
+    shots = Shots(zero, jnp.full((), NO_PIN, jnp.int32), pinned, sampler.shot_offset_frames)
   return KVCache(
     k=jnp.zeros(shape, dtype),
     v=jnp.zeros(shape, dtype),
@@ -101,6 +137,49 @@ def init_cache(
     window_tokens=window,
     sink_tokens=sampler.sink_frames * per_frame,
     rule=sampler.cache_rule,
+    shots=shots,
+  )
+
+
+def begin_shot(cache: KVCache, cut: Bool[Array, ""]) -> KVCache:
+  """The cache before a chunk that begins a new scene where `cut`: its position moves on.
+
+  Raises:
+    ValueError: for a cache of another rule.
+  """
+  shots = _shots(cache)
+  index = shots.index + cut.astype(jnp.int32)
+  return dataclasses.replace(cache, shots=dataclasses.replace(shots, index=index))
+
+
+def pin_shot(cache: KVCache, tokens: int, cut: Bool[Array, ""]) -> KVCache:
+  """The cache after the clean pass of a chunk of `tokens`, which is pinned where `cut`.
+
+  It takes the place of the last scene's pin.
+
+  Raises:
+    ValueError: for a cache of another rule.
+  """
+  shots = _shots(cache)
+  if not shots.pin_tokens:
+    return cache
+  start = jnp.where(cut, cache.local_end - tokens, shots.pin_start)
+  return dataclasses.replace(cache, shots=dataclasses.replace(shots, pin_start=start))
+
+
+def _shots(cache: KVCache) -> Shots:
+  if cache.shots is None:
+    raise ValueError(f"cache_rule is {cache.rule!r}; scenes need 'multi_shot'.")
+  return cache.shots
+
+
+def _fixed_tokens(cache: KVCache) -> int | Array:
+  """Slots that do not move: the sink, and the pinned chunk once it touches it."""
+  shots = cache.shots
+  if shots is None:
+    return cache.sink_tokens
+  return jnp.where(
+    shots.pin_start == cache.sink_tokens, cache.sink_tokens + shots.pin_tokens, cache.sink_tokens
   )
 
 
@@ -147,6 +226,7 @@ def plan_slots(
   return SlotPlan(
     attend_past=attended(past) & ((past < write_low) | (past >= write_high)),
     attend_own=attended(own) & (own >= write_low),
+    sink=_fixed_tokens(cache),
     evict=evict,
     write_low=write_low,
     write_high=write_high,
@@ -157,14 +237,17 @@ def plan_slots(
 
 
 def past_slots(
-  slots: Float[Array, "batch heads slots head_dim"], plan: SlotPlan, sink_tokens: int
+  slots: Float[Array, "batch heads slots head_dim"], plan: SlotPlan
 ) -> Float[Array, "batch heads past head_dim"]:
   """The slots of one layer, rolled, without the room that the chunk itself takes."""
-  past = plan.attend_past.shape[0]
+  past, sink = plan.attend_past.shape[0], plan.sink
   if plan.evict is None:
     return slots[:, :, :past]
-  moved = jax.lax.dynamic_slice_in_dim(slots, sink_tokens + plan.evict, past - sink_tokens, axis=2)
-  return jnp.concatenate([slots[:, :, :sink_tokens], moved], axis=2) if sink_tokens else moved
+  if not isinstance(sink, int):
+    slot = jnp.arange(past, dtype=jnp.int32)
+    return jnp.take(slots, jnp.where(slot < sink, slot, slot + plan.evict), axis=2)
+  moved = jax.lax.dynamic_slice_in_dim(slots, sink + plan.evict, past - sink, axis=2)
+  return jnp.concatenate([slots[:, :, :sink], moved], axis=2) if sink else moved
 
 
 def write_slots(
@@ -180,7 +263,7 @@ def write_slots(
   own = jnp.clip(slot - (plan.write_high - tokens), 0, tokens - 1)
   source = slot
   if plan.evict is not None:
-    moved = (slot >= cache.sink_tokens) & (slot + plan.evict < cache.local_end)
+    moved = (slot >= plan.sink) & (slot + plan.evict < cache.local_end)
     source = jnp.where(moved, slot + plan.evict, slot)
 
   def put(old: Array, new: Array) -> Array:
@@ -188,10 +271,17 @@ def write_slots(
     fresh = jnp.take(new.astype(old.dtype), own, axis=3)
     return jnp.where(written[None, None, None, :, None], fresh, rolled)
 
+  shots = cache.shots
+  if shots is not None and plan.evict is not None:
+    # A pin moves with its slots. It never moves past the sink: whole chunks are evicted.
+    start = jnp.maximum(shots.pin_start - plan.evict, cache.sink_tokens)
+    start = jnp.where(shots.pin_start == NO_PIN, NO_PIN, start)
+    shots = dataclasses.replace(shots, pin_start=start)
   return dataclasses.replace(
     cache,
     k=put(cache.k, k),
     v=put(cache.v, v),
     global_end=plan.global_end,
     local_end=plan.local_end,
+    shots=shots,
   )

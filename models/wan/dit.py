@@ -274,7 +274,7 @@ class CausalWanDiT(nnx.Module):
     if self.cfg.num_layers > 1:
       tokens, (keys, values) = self._scan(body, tokens, layers, stop=self.cfg.num_layers - 1)
     else:
-      keys, values = cache.k[:0], cache.v[:0]
+      keys, values = (old[:0, :, :, : plan.attend_own.size] for old in (cache.k, cache.v))
     last = jax.tree.map(lambda leaf: leaf[-1], layers)
     block = self._block(last["params"], last["lora"], lora_scale)
     _, k, v = block.queries_keys_values(tokens, e0, rotary)

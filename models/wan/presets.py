@@ -96,12 +96,15 @@ class SamplerConfig:
     sink_frames: first frames that never leave the window.
     cache_frames: frames the key-value cache holds (at least the window, or all frames where that is
       None).
-    cache_rule: "self_forcing" or "longlive"; they differ when the cache is larger than the window
-      and in rewriting the sink.
+    cache_rule: "self_forcing", "longlive" or "multi_shot" (LongLive 2.0); `models.wan.cache` says
+      how they differ.
+    shot_offset_frames: by how many frames the multi-shot rule moves positions at a scene cut.
     timestep_shift: shift of the flow-matching schedule.
     denoising_steps: steps on the unshifted 1000-step grid, falling.
     warp_steps: whether those are looked up in the shifted schedule (fractional timesteps) or used
       as they are.
+    unipc_steps: None for the few-step sampler of `denoising_steps`; else the number of UniPC's
+      steps (`models.wan.unipc`), which choose their own noise levels.
     latent_channels: channels of a latent.
     latent_height: rows of a latent.
     latent_width: columns of a latent.
@@ -113,9 +116,11 @@ class SamplerConfig:
   sink_frames: int = 0
   cache_frames: int = 21
   cache_rule: str = "self_forcing"
+  shot_offset_frames: int = 0
   timestep_shift: float = 5.0
   denoising_steps: tuple[int, ...] = (1000, 750, 500, 250)
   warp_steps: bool = True
+  unipc_steps: int | None = None
   latent_channels: int = 16
   latent_height: int = 60
   latent_width: int = 104
@@ -123,8 +128,10 @@ class SamplerConfig:
 
   def __post_init__(self):
     """Refuses settings that cannot work together."""
-    if self.cache_rule not in ("self_forcing", "longlive"):
-      raise ValueError(f"cache_rule is {self.cache_rule!r}; use 'self_forcing' or 'longlive'.")
+    if self.cache_rule not in ("self_forcing", "longlive", "multi_shot"):
+      raise ValueError(
+        f"cache_rule is {self.cache_rule!r}; use 'self_forcing', 'longlive' or 'multi_shot'."
+      )
     if self.frames_per_chunk < 1:
       raise ValueError(f"frames_per_chunk is {self.frames_per_chunk}; it must be at least 1.")
     if self.cache_frames < self.frames_per_chunk:
@@ -152,6 +159,36 @@ class SamplerConfig:
       raise ValueError(f"denoising_steps is {steps}; it must name falling steps.")
     if not (steps[-1] >= 1 and steps[0] <= 1000):
       raise ValueError(f"denoising_steps is {steps}; every step must be 1 to 1000.")
+    if self.unipc_steps is not None and self.unipc_steps < 1:
+      raise ValueError(f"unipc_steps is {self.unipc_steps}; it must be at least 1, or None.")
+    if self.cache_rule == "multi_shot":
+      self._check_multi_shot()
+    elif self.shot_offset_frames:
+      raise ValueError(
+        f"shot_offset_frames is {self.shot_offset_frames}; under cache_rule {self.cache_rule!r} it "
+        "must be 0."
+      )
+
+  def _check_multi_shot(self):
+    chunk, sink = self.frames_per_chunk, self.sink_frames
+    if self.window_frames != self.cache_frames:
+      raise ValueError(
+        f"window_frames is {self.window_frames}; under the multi-shot rule it must equal "
+        f"cache_frames ({self.cache_frames})."
+      )
+    for field in ("cache_frames", "sink_frames"):
+      if getattr(self, field) % chunk:
+        raise ValueError(
+          f"{field} is {getattr(self, field)}; under the multi-shot rule it must be a multiple of "
+          f"frames_per_chunk ({chunk})."
+        )
+    needed = sink + min(sink, chunk) + chunk
+    if self.cache_frames < needed:
+      raise ValueError(
+        f"cache_frames is {self.cache_frames}; sink, pinned chunk and current chunk need {needed}."
+      )
+    if self.shot_offset_frames < 0:
+      raise ValueError(f"shot_offset_frames is {self.shot_offset_frames}; it must be at least 0.")
 
   def tokens_per_frame(self, dit: DiTConfig) -> int:
     """Tokens of one latent frame under `dit`'s patch."""
@@ -159,6 +196,17 @@ class SamplerConfig:
 
 
 _WAN_1_3B = DiTConfig("wan2.1-1.3b", 1536, 8960, 12, 30, remat="block")
+_WAN_5B = DiTConfig("wan2.2-ti2v-5b", 3072, 14_336, 24, 30, in_dim=48, out_dim=48, remat="block")
+# 704 × 1280 pixels in chunks of eight latent frames.
+_SAMPLER_5B = SamplerConfig(
+  frames_per_chunk=8,
+  cache_frames=32,
+  unipc_steps=50,
+  latent_channels=48,
+  latent_height=44,
+  latent_width=80,
+  max_frames=32,
+)
 
 PRESETS: dict[str, tuple[DiTConfig, SamplerConfig]] = {
   "wan2.1-1.3b": (_WAN_1_3B, SamplerConfig()),
@@ -170,6 +218,19 @@ PRESETS: dict[str, tuple[DiTConfig, SamplerConfig]] = {
     ),
   ),
   "wan2.1-14b": (DiTConfig("wan2.1-14b", 5120, 13824, 40, 40, remat="block"), SamplerConfig()),
+  "wan2.2-ti2v-5b": (_WAN_5B, _SAMPLER_5B),
+  "longlive-2.0-5b": (
+    dataclasses.replace(_WAN_5B, name="longlive-2.0-5b"),
+    dataclasses.replace(
+      _SAMPLER_5B,
+      window_frames=32,
+      sink_frames=8,
+      cache_rule="multi_shot",
+      shot_offset_frames=8,
+      unipc_steps=4,
+      max_frames=128,
+    ),
+  ),
   "digits": (
     DiTConfig(
       "digits",

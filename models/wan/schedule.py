@@ -47,7 +47,15 @@ def denoising_schedule(
   With `warp_steps` the listed steps index the shifted grid (750 → 937.5 at shift 5); fractions are
   kept. Without it the listed steps are the timesteps themselves and σ is that of the nearest entry
   of the grid, as Self-Forcing looks it up.
+
+  Raises:
+    ValueError: for a sampler that runs UniPC.
   """
+  if sampler.unipc_steps is not None:
+    raise ValueError(
+      f"unipc_steps is {sampler.unipc_steps}; UniPC draws no noise between steps, so it has no "
+      "log-probability and only makes videos: for training set unipc_steps to None."
+    )
   timesteps, sigmas = flow_match_table(sampler.timestep_shift)
   steps = np.asarray(sampler.denoising_steps)
   if sampler.warp_steps:

@@ -250,6 +250,11 @@ def transition(name: str, **settings: Any) -> Transition:
   Raises:
     ValueError: for an unknown name or setting, or a value that the transition cannot work with.
   """
+  if name == "unipc":
+    raise ValueError(
+      "transition is 'unipc', a sampler without noise between steps and so without a "
+      f"log-probability to train on; use one of {', '.join(sorted(TRANSITIONS))}."
+    )
   if name not in TRANSITIONS:
     raise ValueError(f"transition is {name!r}; use one of {', '.join(sorted(TRANSITIONS))}.")
   known = set(inspect.signature(TRANSITIONS[name]).parameters)
