@@ -1,11 +1,13 @@
 """An mp4 file that grows frame by frame and can be watched while it grows."""
 
 import contextlib
+import io
 import os
 import subprocess
 import tempfile
 from pathlib import Path
 from types import TracebackType
+from typing import IO
 
 import imageio_ffmpeg
 import numpy as np
@@ -39,7 +41,8 @@ class GrowingMp4:
     self._fps = fps
     self._end_timeout_s = end_timeout_s
     self._encoder: subprocess.Popen[bytes] | None = None
-    self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `close`
+    self._said: IO[bytes] = io.BytesIO()
+    self._closed = False
     self.frames = 0
 
   def __enter__(self) -> "GrowingMp4":
@@ -62,8 +65,10 @@ class GrowingMp4:
 
     Raises:
       ValueError: no uint8 frames of that shape.
-      OutputError: the encoder has ended.
+      OutputError: the encoder has ended, or the file is closed.
     """
+    if self._closed:
+      raise files.OutputError(f"cannot write {self._path}: it is closed already")
     frames = enlarged(frames)
     odd_rows, odd_columns = frames.shape[1] % 2, frames.shape[2] % 2
     frames = np.pad(frames, ((0, 0), (0, odd_rows), (0, odd_columns), (0, 0)), mode="edge")
@@ -86,9 +91,10 @@ class GrowingMp4:
       OutputError: the encoder failed, or did not end in time.
     """
     encoder, self._encoder = self._encoder, None
+    self._closed = True
+    if encoder is None:
+      return
     with self._said:
-      if encoder is None:
-        return
       assert encoder.stdin is not None
       with contextlib.suppress(OSError):  # an encoder that has ended: its code tells
         encoder.stdin.close()
@@ -109,6 +115,7 @@ class GrowingMp4:
     source = f"-f rawvideo -pix_fmt rgb24 -s {width}x{height} -r {self._fps} -i -".split()
     with files.writing(self._path):
       self._path.parent.mkdir(parents=True, exist_ok=True)
+      self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `close`
       # A session of its own keeps Ctrl-C from the encoder: the frames so far reach the file.
       return subprocess.Popen(
         [
