@@ -1,6 +1,7 @@
 """LongLive 2.0's cache rule and presets: what chunks attend to across scene cuts."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +27,7 @@ from models.wan.schedule import denoising_schedule
 
 PER_FRAME = 2
 DIT = DiTConfig("tags", 6, 6, 1, 1, in_dim=1, out_dim=1, text_dim=4, text_len=2, freq_dim=4)
-SIZES = {"latent_channels": 1, "latent_height": 2, "latent_width": 2 * PER_FRAME}
+SIZES: dict[str, Any] = {"latent_channels": 1, "latent_height": 2, "latent_width": 2 * PER_FRAME}
 PUBLISHED = dataclasses.replace(preset("longlive-2.0-5b")[1], **SIZES)
 
 
