@@ -66,7 +66,7 @@ def programs(
   )
   replay = make_replay(policy, recipe.transition, channels, statistics)
 
-  def array(*sizes: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
+  def array(*sizes: int, dtype: Any = jnp.float32) -> Any:
     return jax.ShapeDtypeStruct(sizes, dtype)
 
   adapter = {
@@ -106,3 +106,9 @@ def programs(
     trained = tuple(range(steps))
     known["fused"] = Program(rollout.fused_chunk, (*made, stochastic), {"trained": trained})
   return {kind: known[kind] for kind in kinds if kind in known}
+
+
+def working_bytes(recipe: Recipe, param_dtype: Any, kind: str) -> int:
+  """What the compiler says a program allocates beside its arguments and results, per device."""
+  made = programs(recipe, jnp.dtype(param_dtype), (kind,))[kind]
+  return made.lower().compile().memory_analysis().temp_size_in_bytes
