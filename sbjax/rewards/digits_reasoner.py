@@ -24,12 +24,51 @@ WINNERS = {"one": 1.0, "two": 0.0, "equal": 0.5}
 THINK_END = "</think>"
 SEEN_FRAMES = 6
 FRAMES_PER_S = 16
+SIDE_PX = 32
+DARK = 51  # of 255: what is darker is background
 
 
 def view(video: Video) -> Frames:
-  """The evenly spaced frames of a video that are looked at, as one video."""
+  """What the judge looks at: six whole frames at half size, then close-ups of the same six.
+
+  The whole frames show motion. A close-up is cut around the centre of what is bright, so that a
+  digit stands in its middle wherever it is: a small model then needs few examples to read it.
+
+  Raises:
+    ValueError: if the video is not of 64x64 pixels.
+  """
   chosen = evenly_spaced(len(video), SEEN_FRAMES)
-  return Frames(np.ascontiguousarray(video[chosen]), tuple(i / FRAMES_PER_S for i in chosen))
+  return seen(np.asarray(video)[chosen], tuple(i / FRAMES_PER_S for i in chosen))
+
+
+def seen(frames: Video, times_s: tuple[float, ...]) -> Frames:
+  """The view of frames that were chosen already."""
+  if frames.shape[1:] != (2 * SIDE_PX, 2 * SIDE_PX, 3):
+    raise ValueError(
+      f"video has frames of shape {frames.shape[1:]}; it must be 64x64 RGB"
+    )
+  halves = frames.reshape(len(frames), SIDE_PX, 2, SIDE_PX, 2, 3).mean((2, 4))
+  whole = np.round(halves).astype(np.uint8)
+  return Frames(np.concatenate([whole, _close_ups(frames)]), times_s + times_s)
+
+
+def _close_ups(frames: Video) -> Video:
+  """Squares around the centre of intensity; the middle of the frame where nothing is bright."""
+  side = frames.shape[1]
+  bright = np.maximum(frames.max(-1).astype(np.float32) - DARK, 0.0)
+  mass = bright.sum((1, 2)) + 1.0
+  from_middle = np.arange(side, dtype=np.float32) - (side - 1) / 2
+  rows = np.rint((bright.sum(2) * from_middle).sum(1) / mass).astype(int)
+  columns = np.rint((bright.sum(1) * from_middle).sum(1) / mass).astype(int)
+  half = SIDE_PX // 2
+  padded = np.pad(frames, ((0, 0), (half, half), (half, half), (0, 0)), "edge")
+  first = side // 2
+  return np.stack(
+    [
+      frame[first + row :, first + column :][:SIDE_PX, :SIDE_PX]
+      for frame, row, column in zip(padded, rows, columns, strict=True)
+    ]
+  )
 
 
 def question(prompt: str, views: Sequence[Frames]) -> Message:
@@ -105,7 +144,7 @@ class DigitsReasoner:
   temperature: float = 0.0
 
   def view(self, video: Video) -> Frames:
-    """The frames of one video that are looked at."""
+    """What is looked at of one video."""
     return view(video)
 
   def dialogue(self, job: Job, views: Sequence[Frames]) -> ReasonerDialogue:

@@ -18,9 +18,9 @@ from models.qwen_vl.positions import place
 from models.qwen_vl.preprocess import Encoded, encode_video
 from models.qwen_vl.presets import QwenVLConfig
 from models.qwen_vl.vision import encode_slices
-from sbjax.rewards.digits_reasoner import question, view
+from sbjax.rewards.digits_reasoner import question
 from sbjax.rewards.generator import Frames
-from sbjax.worlds.digits import data, judge, prompts
+from sbjax.worlds.digits import judge, prompts
 from sbjax.worlds.digits.reasoner import text
 from sbjax.worlds.digits.reasoner.videos import Clips
 
@@ -76,12 +76,6 @@ def random_pairs(rng: np.random.Generator, clips: Clips, swapped: bool = True) -
     for one, other in ((first, first + 1), (first + 1, first))[: 1 + swapped]:
       pairs.append(Pair(one, other, asked_of(rng, clips, one, other)))
   return pairs
-
-
-def frames_of(frames: np.ndarray) -> Frames:
-  """The frames of a clip as the judge's view of its whole video."""
-  whole = np.zeros((data.FRAMES, 1, 1, 3), np.uint8)
-  return Frames(frames, view(whole).times_s)
 
 
 def encoded(frames: Frames, config: QwenVLConfig) -> Encoded:

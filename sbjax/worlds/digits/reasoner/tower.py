@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
-from jaxtyping import Array, Float, UInt8
+from jaxtyping import Array, Float
 from optax.contrib import MuonDimensionNumbers
 
 from models.layers.dense import Dense, tree_of
@@ -24,17 +24,20 @@ from models.qwen_vl.model import QwenVL
 from models.qwen_vl.preprocess import to_patches
 from models.qwen_vl.presets import VisionConfig
 from models.qwen_vl.vision import encode_slices
+from sbjax.rewards.digits_reasoner import SIDE_PX
 from sbjax.worlds.digits import judge, optim, training
 from sbjax.worlds.digits.reasoner.videos import Clips
 
 Batch = Callable[[np.random.Generator], Clips]
 
 
-def patches_of(
-  frames: UInt8[np.ndarray, "batch seen 64 64 3"], config: VisionConfig
-) -> Float[np.ndarray, "slices patches width"]:
-  """The patches of all slices of all videos, video by video."""
-  return np.concatenate([to_patches(video, config)[0] for video in frames])
+# Which half of a video's slices tells what: the first is whole frames, the second close-ups.
+READ_FROM = {
+  "digit": (0.0, 1.0),
+  "colour": (1.0, 1.0),
+  "direction": (1.0, 0.0),
+  "speed": (1.0, 0.0),
+}
 
 
 def matrices(path: str, leaf: jax.Array) -> MuonDimensionNumbers | None:
@@ -59,22 +62,27 @@ def loss(
   config: VisionConfig,
   patches: Float[Array, "slices patches width"],
   side: int,
-  tables: dict[str, Float[Array, "slices classes"]],
+  tables: dict[str, Float[Array, "batch classes"]],
 ) -> Float[Array, ""]:
-  """Cross-entropy of all readers against the tables."""
+  """Cross-entropy of all readers against the tables; slices stand video by video."""
   tokens = encode_slices(visual, config, patches, side, side).tokens.mean(axis=1)
+  batch = next(iter(tables.values())).shape[0]
+  tokens = tokens.reshape(batch, 2, -1, tokens.shape[-1])
   total = jnp.zeros((), jnp.float32)
   for name, table in tables.items():
-    logits = tokens @ heads[name]["weight"].T + heads[name]["bias"][None]
-    total -= jnp.mean(jnp.sum(table * jax.nn.log_softmax(logits, axis=-1), axis=-1))
+    logits = tokens @ heads[name]["weight"].T + heads[name]["bias"][None, None, None]
+    entropy = -jnp.sum(table[:, None, None] * jax.nn.log_softmax(logits, axis=-1), axis=-1)
+    share = jnp.asarray(READ_FROM[name], jnp.float32)
+    total += jnp.sum(entropy.mean(axis=(0, 2)) * share) / jnp.sum(share)
   return total
 
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-  """Steps, and the peak of Muon's rate; AdamW's is `vector_share` of it."""
+  """Steps, videos of one, and the peak of Muon's rate; AdamW's is `vector_share` of it."""
 
-  steps: int = 600
+  steps: int = 200
+  videos: int = 32
   peak: float = 1e-2
   vector_share: float = 0.2
 
@@ -88,11 +96,12 @@ def train(model: QwenVL, batch: Batch, seed: int, schedule: Schedule) -> None:
   rate = optim.cosine(schedule.peak, schedule.steps, 20)
   optimiser = optim.muon_for(matrices, rate, lambda step: schedule.vector_share * rate(step))
   moments = optimiser.init(params)
+  side = SIDE_PX // config.patch_px
 
   @jax.jit
   def step(params, moments, patches, tables):
     def objective(p):
-      return loss(p["visual"], p["readers"], config, patches, 64 // config.patch_px, tables)
+      return loss(p["visual"], p["readers"], config, patches, side, tables)
 
     value, gradient = jax.value_and_grad(objective)(params)
     updates, moments = optimiser.update(gradient, moments, params)
@@ -102,9 +111,7 @@ def train(model: QwenVL, batch: Batch, seed: int, schedule: Schedule) -> None:
   progress = training.Progress("tower", schedule.steps)
   for number in range(schedule.steps):
     clips = batch(rng)
-    patches = patches_of(clips.frames, config)
-    each = len(patches) // len(clips)
-    tables = {name: np.repeat(table, each, axis=0) for name, table in clips.tables.items()}
-    params, moments, value = step(params, moments, jnp.asarray(patches), tables)
+    patches = np.concatenate([to_patches(view.pixels, config)[0] for view in clips.views()])
+    params, moments, value = step(params, moments, jnp.asarray(patches), clips.tables)
     progress.update(number, float(value))
   nnx.update(model.visual, nnx.state(merge(params["visual"]), nnx.Param))

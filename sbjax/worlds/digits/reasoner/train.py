@@ -14,6 +14,7 @@ from flax import nnx
 
 from models.qwen_vl.model import QwenVL
 from models.qwen_vl.presets import QwenVLConfig, TextConfig, VisionConfig
+from sbjax.rewards.digits_reasoner import SIDE_PX
 from sbjax.worlds.digits import data, optim, prompts, training
 from sbjax.worlds.digits.reasoner import pairs, text, tower, videos
 from sbjax.worlds.digits.reasoner.videos import Clips
@@ -22,7 +23,7 @@ KEEP_EVERY = 100
 
 
 def sizes() -> QwenVLConfig:
-  """The reasoner's sizes: a Qwen3-VL whose videos of six frames become 32 tokens."""
+  """The reasoner's sizes: a Qwen3-VL to which a video is 16 tokens and the times of 4 slices."""
   ids = {token: i for i, token in enumerate(text.vocabulary())}
   return QwenVLConfig(
     "digits-reasoner",
@@ -35,7 +36,7 @@ def sizes() -> QwenVLConfig:
       out_dim=192,
       patch_px=8,
       temporal_patch=3,
-      table_side=data.CANVAS_PX // 8,
+      table_side=SIDE_PX // 8,
       deepstack=(1,),
     ),
     TextConfig(
@@ -69,12 +70,10 @@ class Schedule:
   videos: int = 32
   peak: float = 1e-2
   vector_peak: float = 2e-3
-  length: int = 192
+  length: int = 152
 
 
-def mixed_batch(
-  images: data.DigitImages, cache: Clips, count: int, generated_share: float = 0.5
-) -> Callable[[np.random.Generator], Clips]:
+def mixed_batch(images: data.DigitImages, cache: Clips, count: int) -> tower.Batch:
   """Draws batches: drawn videos of the reader half, and generated ones, which are shifted.
 
   Neighbours are of one kind: pairs are made of them. Half of the generated neighbours were made
@@ -82,13 +81,11 @@ def mixed_batch(
   """
   ink, labels = images.half("reader")
   listed = prompts.all_prompts()
-  few = round(generated_share * count / 2) * 2
+  few = count // 4 * 2
   digit = prompts.parse_all(tuple(listed[i] for i in cache.asked))["digit"]
 
   def draw(rng: np.random.Generator) -> Clips:
     clips = videos.drawn(rng, count - few, ink, labels, spoiled=bool(rng.uniform() < 0.7))
-    if not few:
-      return clips
     rows = rng.integers(0, len(cache), few)
     for at in range(0, few, 4):
       alike = np.flatnonzero(digit == digit[rows[at]])
@@ -129,7 +126,7 @@ def train_pairs(
     lambda step: schedule.vector_peak * rate(step + start),
   )
   moments = optimiser.init(params)
-  side = data.CANVAS_PX // config.vision.patch_px
+  side = SIDE_PX // config.vision.patch_px
 
   @jax.jit
   def step(params, moments, patches, made):
@@ -144,7 +141,7 @@ def train_pairs(
   progress = training.Progress("pairs", schedule.steps - start)
   for number in range(start, schedule.steps):
     clips = batch(rng)
-    encoded = [pairs.encoded(pairs.frames_of(frames), config) for frames in clips.frames]
+    encoded = [pairs.encoded(view, config) for view in clips.views()]
     asked = pairs.random_pairs(rng, clips)
     made = pairs.lesson(config, tokenizer, clips, encoded, asked, schedule.length)
     patches = jnp.asarray(np.concatenate([one.patches for one in encoded]))

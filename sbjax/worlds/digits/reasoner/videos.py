@@ -15,12 +15,13 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int, UInt8
 
+from sbjax.rewards.digits_reasoner import FRAMES_PER_S, SEEN_FRAMES, seen
 from sbjax.rewards.frames import evenly_spaced
+from sbjax.rewards.generator import Frames
 from sbjax.worlds.digits import data, judge, prompts, training, world
 from sbjax.worlds.digits.evaluate import PER_CALL, video_sampler
 from sbjax.worlds.digits.train_judge import blended_scenes, spoil
 
-SEEN_FRAMES = 6
 SHIFT_PX = 2
 
 
@@ -46,6 +47,11 @@ class Clips:
     tables = {name: table[chosen] for name, table in self.tables.items()}
     return Clips(self.frames[chosen], tables, self.asked[chosen])
 
+  def views(self) -> list[Frames]:
+    """What the reasoner sees of each."""
+    times_s = tuple(i / FRAMES_PER_S for i in seen_frames(data.FRAMES))
+    return [seen(frames, times_s) for frames in self.frames]
+
 
 def join(first: Clips, second: Clips) -> Clips:
   """One after the other."""
@@ -56,7 +62,7 @@ def join(first: Clips, second: Clips) -> Clips:
   )
 
 
-def seen(frames: int) -> list[int]:
+def seen_frames(frames: int) -> list[int]:
   """The frames of a video that are looked at."""
   return evenly_spaced(frames, SEEN_FRAMES)
 
@@ -72,7 +78,7 @@ def drawn(
 
   Three in ten blend two drawings and one in five two colours, with tables to match.
   """
-  clips = blended_scenes(rng, count, ink, labels, seen(data.FRAMES))
+  clips = blended_scenes(rng, count, ink, labels, seen_frames(data.FRAMES))
   if spoiled:
     clips = spoil(rng, clips)
   nobody = np.full(count, -1, np.int32)
@@ -96,7 +102,7 @@ def generated(the_world: world.World, count: int, seed: int) -> Clips:
     texts = [listed[i] for i in chosen[at : at + PER_CALL]]
     videos = sample_some(texts, jax.random.fold_in(jax.random.key(seed), at))
     tables.append(judge.tables(the_world.judge, videos))
-    frames.append(videos[:, seen(videos.shape[1])])
+    frames.append(videos[:, seen_frames(videos.shape[1])])
     progress.update(at // PER_CALL, 0.0)
   return Clips(
     np.concatenate(frames),
