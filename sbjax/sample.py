@@ -252,8 +252,8 @@ def _videos(
   seeds: tuple[int, ...],
   out: Path,
 ) -> "VideoRequest":
-  from sbjax.runtime.roles import recipe_of
   from sbjax.sampling import interactive as interactive_lib
+  from sbjax.sampling.models import video_size
   from sbjax.sampling.videos import VideoRequest
 
   accept = prompts_lib.acceptance(settings)
@@ -264,10 +264,9 @@ def _videos(
     if any(script.switches for script in scripts):
       raise ValueError("--switch is given, but the prompt file has switches; use one of the two.")
     scripts = tuple(dataclasses.replace(script, switches=common) for script in scripts)
-  geometry = recipe_of(settings).geometry
-  per_chunk = geometry.frames_per_chunk
+  sampler, chunks = video_size(settings)
   for script in scripts:
-    script_lib.check(script, geometry.chunks * per_chunk, per_chunk)
+    script_lib.check(script, chunks * sampler.frames_per_chunk, sampler.frames_per_chunk)
   if interactive and (len(scripts) * len(seeds) > 1 or scripts[0].switches):
     raise ValueError(
       f"--interactive makes one video, not {len(scripts) * len(seeds)}, and has no other switches; "

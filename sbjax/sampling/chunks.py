@@ -12,6 +12,9 @@ from models.wan.presets import SamplerConfig
 from sbjax.sampling.recache import first_frame, recache
 from sbjax.sampling.script import Director
 
+SCENE_CUT = "The scene transitions. "
+"""How a prompt begins that starts a new scene, in LongLive 2.0's training data."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Chunk:
@@ -38,7 +41,8 @@ class Generator:
     sampler: chunk, window and cache.
     init_cache: () -> empty cache.
     condition: prompt -> conditioning.
-    generate: (cache, conditioning, chunk, start_frame, seed) -> (clean latents, cache with them).
+    generate: (cache, conditioning, chunk, start_frame, seed, cut) -> (clean latents, cache with
+      them); `cut`: whether a scene begins, which matters to the multi-shot cache rule only.
     write: (clean latents, cache, start_frame, conditioning) -> cache with them.
   """
 
@@ -53,6 +57,10 @@ def generate_chunks(
   generator: Generator, director: Director, *, chunks: int, seed: int
 ) -> Iterator[Chunk]:
   """Generates a video chunk by chunk; the next chunk begins when the consumer asks for it.
+
+  Where the prompt switches, the cache is computed again (`sbjax.sampling.recache`). Not under the
+  multi-shot rule of LongLive 2.0: there every chunk has a prompt of its own, and one that starts
+  with `SCENE_CUT` begins a scene, to which the cache answers.
 
   Args:
     generator: the video model.
@@ -74,13 +82,14 @@ def generate_chunks(
       return
     if conditioning is None or cue.switched:
       conditioning = generator.condition(cue.prompt)
-      if past:
+      if past and generator.sampler.cache_rule != "multi_shot":
 
         def write(latents: Array, cache: KVCache, frame: Array, new: Any = conditioning) -> KVCache:
           return generator.write(latents, cache, frame, new)
 
         cache = recache(write, cache, jnp.concatenate(past), start, generator.sampler)
-    latents, cache = generator.generate(cache, conditioning, index, start, seed)
+    cut = cue.switched and cue.prompt.startswith(SCENE_CUT)
+    latents, cache = generator.generate(cache, conditioning, index, start, seed, cut)
     latents.block_until_ready()
     past.append(latents)
     # What a switch at the next border could need; the rest would fill the device.

@@ -63,7 +63,6 @@ def make_videos(request: VideoRequest, say: Callable[[str], None] = print) -> li
   say("loading models")
   asked = [p for s in request.scripts for p in (s.prompt, *(x.prompt for x in s.switches))]
   models = models_lib.load(settings, asked, request.adapter)
-  geometry = models.recipe.geometry
   runtime = settings.runtime
   # The first chunk compiles, and nothing is warmed up here.
   timeout_s = max(runtime.startup_timeout_s, runtime.task_timeout_s)
@@ -75,15 +74,15 @@ def make_videos(request: VideoRequest, say: Callable[[str], None] = print) -> li
       director = _Recorder(
         request.interactive(script)
         if request.interactive
-        else director_of(script, geometry.frames_per_chunk)
+        else director_of(script, models.generator.sampler.frames_per_chunk)
       )
       chunks = generate_chunks(
         models.generator,
         director,
-        chunks=geometry.chunks,
+        chunks=models.chunks,
         seed=evaluation_seed(seed, script.prompt),
       )
-      with Progress(f"video {len(written) + 1}, chunk", geometry.chunks) as progress:
+      with Progress(f"video {len(written) + 1}, chunk", models.chunks) as progress:
 
         def tell(event: Event, progress: Progress = progress) -> None:
           if event.kind == "written":

@@ -11,8 +11,8 @@ from models.wan.dit import CausalWanDiT
 from models.wan.presets import DiTConfig, SamplerConfig
 from models.wan.vae import WanVAE
 from models.wan.vae_config import VAEConfig
-from sbjax.runtime.recipe import make_recipe
 from sbjax.sampling import models as models_lib
+from sbjax.worlds.models import WorldModels
 from tests.runtime import tiny
 
 DIT = DiTConfig("tiny", 32, 64, 2, 2, in_dim=4, out_dim=4, text_dim=8, text_len=4)
@@ -50,8 +50,19 @@ def embed(prompts):
 
 def models(**kwargs) -> models_lib.VideoModels:
   settings = tiny.settings(model__frames=4 * FRAMES - 3)
-  recipe = make_recipe(settings, DIT, sampler(**kwargs))
-  return models_lib.build(recipe, dit(), vae(), embed, np.zeros((0, 4, 4), np.float32), None)
+  made = sampler(**kwargs)
+  world = WorldModels(
+    dit=dit(),
+    conditioning_channels=np.zeros((0, 4, 4), np.float32),
+    vae=vae(),
+    embed=embed,
+    decode=lambda latents: latents,
+    heldout=None,
+    judging=None,
+    parameters={},
+    pixel_stride=8,
+  )
+  return models_lib.build(settings, made, FRAMES // made.frames_per_chunk, world, None)
 
 
 def latents(frames=FRAMES):
