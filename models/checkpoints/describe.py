@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from models.checkpoints.families import DIT
-from models.checkpoints.identify import identify
+from models.checkpoints.identify import identify, quantised
 from models.checkpoints.load import Progress, all_finite
 from models.checkpoints.lora import is_lora, lora_info
 from models.checkpoints.opening import open_checkpoint
@@ -118,6 +118,9 @@ def _part(checkpoint: Checkpoint, name: str) -> Part:
   )
   if is_lora(tensors):
     return _adapter(checkpoint, whole)
+  refused = quantised(tensors)
+  if refused is not None:
+    return dataclasses.replace(whole, reason=refused)
   found = identify(tensors)
   if found is None:
     shown = ", ".join(list(tensors)[:3]) + (" …" if len(tensors) > 3 else "")

@@ -9,6 +9,7 @@ from models.checkpoints.fit import Fit, fit
 from models.checkpoints.stored import Checkpoint, StateDict
 from models.weights import clean_key
 
+QUANTISED = (".quantized_weight_values", ".quantized_weight_scale_factors")
 _ENOUGH = 0.5  # share of names in common from where on a file is taken for a damaged one of a kind
 
 
@@ -40,6 +41,16 @@ def kind_of(tensors: StateDict) -> tuple[Family, Layout] | None:
       if best is None or share > best[0]:
         best = (share, family, layout)
   return None if best is None or best[0] < _ENOUGH else best[1:]
+
+
+def quantised(tensors: StateDict) -> str | None:
+  """Why quantised weights cannot be used; None where they are not quantised. LongLive 2.0's NVFP4
+  files hold four-bit values with scales in place of each linear map's weight.
+  """
+  for name in tensors:
+    if name.endswith(QUANTISED):
+      return f"quantised weights ({name}), which are not read; use the bfloat16 file"
+  return None
 
 
 def identify(tensors: StateDict) -> Identity | None:

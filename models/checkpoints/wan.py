@@ -8,7 +8,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from models.checkpoints.families import DIT, UMT5, VAE, Config, Family, Layout
-from models.checkpoints.identify import choose_part, kind_of
+from models.checkpoints.identify import choose_part, kind_of, quantised
 from models.checkpoints.load import Progress, load_arrays
 from models.checkpoints.opening import open_checkpoint
 from models.checkpoints.stored import Checkpoint, StateDict
@@ -90,8 +90,13 @@ def find_weights(
     family: the model that is needed; None for any.
 
   Raises:
-    ValueError: as `choose_part`, and when the part is another kind of model.
+    ValueError: as `choose_part`, and when the part is another kind of model or the weights are
+      quantised.
   """
+  for tensors in checkpoint.parts.values():
+    refused = quantised(tensors)
+    if refused is not None:
+      raise ValueError(f"{checkpoint.path} holds {refused}.")
   kinds = {name: kind_of(tensors) for name, tensors in checkpoint.parts.items()}
   fitting = [n for n, kind in kinds.items() if kind and family in (None, kind[0])]
   wanted = "known model" if family is None else family.name

@@ -4,6 +4,7 @@ import dataclasses
 import pathlib
 
 import numpy as np
+import pytest
 
 from models.checkpoints.convert import convert
 from models.checkpoints.families import DIT
@@ -12,11 +13,12 @@ from sbjax.verification.causal import replay_rollout
 from sbjax.verification.recording import read_recording
 from tests.models.checkpoints.files import save_torch
 
-ROLLOUT = pathlib.Path(__file__).parents[2] / "golden" / "causal_wan_window_sink.npz"
+GOLDEN = pathlib.Path(__file__).parents[2] / "golden"
 
 
-def test_a_recorded_rollout_passes_with_weights_from_published_files(tmp_path):
-  recording = read_recording(ROLLOUT)
+@pytest.mark.parametrize("case", ["causal_wan_window_sink", "causal_wan_global"])
+def test_a_recorded_rollout_passes_with_weights_from_published_files(tmp_path, case):
+  recording = read_recording(GOLDEN / f"{case}.npz")
   saved = {f"model.{name}": value for name, value in recording.parameters.items()}
   published = save_torch(tmp_path / "self_forcing.pt", generator_ema=saved, critic=saved)
   convert(published, tmp_path / "diffusers", DIT, recording.dit, "diffusers")
