@@ -31,6 +31,7 @@ MEDIAN_GAP, WORST_GAP = 0.07, 0.25
 EQUAL = 1e-3
 """Share of a step within which two schemes are equally fast: which worker happens to sum four
 buffers and which three is worth that much where both wait for the judge."""
+PROVEN = ("exhaustive", "branch_and_bound")
 UNSPLIT = "sbjax, no splits"
 
 
@@ -124,7 +125,9 @@ def report(rows: list[Row], missing: list[tuple[Cell, str]]) -> int:
     print(f"no cell {cell.algorithm}, {cell.judge}, {cell.frames} frames: {why}")
   slower = [row for row in rows if row.faster]
   for row in slower:
-    print(f"stagebreaker is slower than {', '.join(row.faster)} in {row.cell}")
+    how = row.plans["stagebreaker"].searched
+    best = "no plan of its space is faster" if how in PROVEN else "its space was not seen whole"
+    print(f"stagebreaker is slower than {', '.join(row.faster)} in {row.cell}; {best} ({how})")
   gaps = [row.gap for row in rows]
   excess = max(row.excess for row in rows)
   print(

@@ -46,6 +46,15 @@ class Holders:
     """Notes that a sum holds some parts."""
     self._taken[update].update(parts)
 
+  def again(self, update: int, parts: Iterable[Part]) -> tuple[str, ...]:
+    """Hears that a sum of some parts is lost; gives the tasks that must make them again."""
+    names: set[str] = set()
+    for part in parts:
+      del self._held[update][part]
+      self._taken[update].discard(part)
+      names.update(self._makers(update, part))
+    return tuple(sorted(names))
+
   def forget(self, worker: str, settled: Iterable[int]) -> tuple[str, ...]:
     """Drops what a worker held and gives the tasks that must make it again.
 

@@ -82,6 +82,9 @@ class VirtualExecutor:
     """A handle is the value itself."""
     return value
 
+  def keep(self, handles: Sequence[Any]) -> None:
+    """There is one node."""
+
   def kill(self, worker: str) -> None:
     """Ends a worker; its calls are lost now."""
     self._workers.pop(worker, None)

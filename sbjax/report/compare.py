@@ -22,7 +22,7 @@ from sbjax.report.compare_report import Measured, MeasuredStep
 from sbjax.report.console import Progress, duration
 from sbjax.rewards.protocol import Reward
 from sbjax.runtime.driver import Driver
-from sbjax.runtime.planning import OWN_STEPS
+from sbjax.runtime.planning import OWN_STEPS, refined
 from sbjax.runtime.step import TrainHandles, step_groups
 from sbjax.settings import Settings
 
@@ -232,6 +232,17 @@ class _Run:
     simulated_s = simulate(shape, scheme, plan, slots, costs).step_s
     return simulated_s, lower_bound(shape, scheme, slots, costs, fused=len(plan.fused))
 
+  def _in_hindsight(self) -> tuple[float | None, float | None]:
+    """The plan's simulated length and the bound at the measured steps' own task times."""
+    plan, costs = self._plan, self.driver.costs
+    if plan is None or costs is None:
+      return None, None
+    spans = [span for step in self._measured for span in step.spans]
+    shape, scheme, slots = self._shape(), self.driver.scheme, self.driver.slots
+    own = refined(costs, spans, plan, slots)
+    simulated_s = simulate(shape, scheme, plan, slots, own).step_s
+    return simulated_s, lower_bound(shape, scheme, slots, own, fused=len(plan.fused))
+
   def _shape(self) -> StepShape:
     """The indices of the step that was taken last."""
     recipe, step = self.driver.recipe, self._step
@@ -244,6 +255,7 @@ class _Run:
     """Everything that the report needs; the workers may have ended."""
     assert self._plan is not None and self._graph is not None and self._gradient is not None
     simulated_s, bound_s = self._foreseen
+    own_simulated_s, own_bound_s = self._in_hindsight()
     return Measured(
       scheme=self._settings.scheme,
       steps=tuple(self._measured),
@@ -253,6 +265,8 @@ class _Run:
       searched=self._plan.searched,
       simulated_s=simulated_s,
       bound_s=bound_s,
+      own_simulated_s=own_simulated_s,
+      own_bound_s=own_bound_s,
     )
 
 

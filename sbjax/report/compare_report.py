@@ -53,6 +53,8 @@ class Measured:
     searched: how the plan was found.
     simulated_s: the step's simulated length under that plan; None where nothing was simulated.
     bound_s: no plan of the scheme can be faster at the costs that were planned with; None likewise.
+    own_simulated_s: the simulated length at the measured steps' own task times; None likewise.
+    own_bound_s: the bound at those times; None likewise.
   """
 
   scheme: str
@@ -63,6 +65,8 @@ class Measured:
   searched: str
   simulated_s: float | None
   bound_s: float | None
+  own_simulated_s: float | None = None
+  own_bound_s: float | None = None
 
   @property
   def step_s(self) -> float:
@@ -114,10 +118,20 @@ def _figures(mine: Measured, every: Sequence[Measured], paired: bool) -> dict[st
     "simulated_s": mine.simulated_s,
     "share_of_bound": mine.bound_s / mine.step_s if mine.bound_s is not None else None,
     "simulated_error": mine.simulated_s / mine.step_s - 1 if mine.simulated_s is not None else None,
+    "own_simulated_s": mine.own_simulated_s,
+    "own_lower_bound_s": mine.own_bound_s,
+    "share_of_allowed_speedup": _share_of_allowed(mine, baseline, paired),
     "max_rel_gradient_diff": _gradient_differs(mine, every),
     "plan": mine.plan,
     "searched": mine.searched,
   }
+
+
+def _share_of_allowed(mine: Measured, baseline: Measured | None, paired: bool) -> float | None:
+  """Measured speed-up over the one that the bound allows, both over the measured baseline."""
+  if baseline is None or baseline is mine or mine.own_bound_s is None:
+    return None
+  return speedup(mine, baseline, paired) * mine.own_bound_s / baseline.step_s
 
 
 def _gradient_differs(mine: Measured, every: Sequence[Measured]) -> float | None:
@@ -264,6 +278,13 @@ def sentences(report: Mapping[str, Any]) -> list[str]:
     shares = report["schemes"][BASELINE]["busy_shares"]
     parts = ", ".join(f"{kind} {share:.1%}" for kind, share in shares.items())
     out.append(f"work of the {BASELINE} step: {parts}")
+  for name, s in report["schemes"].items():
+    if s["share_of_allowed_speedup"] is not None:
+      out.append(
+        f"{name}: {s['share_of_allowed_speedup']:.1%} of the speed-up over {BASELINE} that its "
+        f"bound allows ({s['own_lower_bound_s']:.4g} s at the measured tasks' own times, "
+        f"simulated {s['own_simulated_s']:.4g} s)"
+      )
   for idea, gain in report["gain"].items():
     out.append(
       f"{idea}: {gain['saved_s']:+.3g} s, {gain['factor']:.3f} x ({gain['from']} to {gain['to']})"

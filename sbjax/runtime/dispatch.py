@@ -5,7 +5,15 @@ from typing import Protocol
 
 from sbjax.dataflow.graph import DRIVER_KINDS, StepGraph, Task
 from sbjax.dataflow.queue import Order, ReadyQueue
-from sbjax.runtime.executor import Call, Deadline, Handle, Result, TaskRaised, WorkerLost
+from sbjax.runtime.executor import (
+  Call,
+  Deadline,
+  Handle,
+  InputLost,
+  Result,
+  TaskRaised,
+  WorkerLost,
+)
 from sbjax.runtime.pool import Pool, RunFailed
 from sbjax.runtime.records import Span
 
@@ -53,6 +61,10 @@ class Program(Protocol):
     """Gives the done tasks whose results were lost with a worker's memory."""
     ...
 
+  def makers(self, handles: Sequence[Handle]) -> Sequence[str]:
+    """Hears that results are gone; gives the done tasks that make them again."""
+    ...
+
 
 class Dispatcher:
   """Runs graphs on a pool.
@@ -81,14 +93,7 @@ class Dispatcher:
 
     def died(worker: str) -> None:
       self._living = None  # who may run what has changed
-      for name in program.forget(worker):
-        if not graph.is_done(name):
-          continue
-        graph.reopen(name)
-        # A sum waits until its parts exist again; the shares that others have given stay.
-        for other in graph.dependents[name]:
-          if graph.tasks[other].kind == "reduce":
-            graph.fail(other)
+      _reopen(graph, program.forget(worker))
 
     self._pool.on_death = died
     self._living = None
@@ -182,7 +187,7 @@ class Dispatcher:
     took = now - self._pool.workers[worker].since_s if failed else result.seconds
     self._span(task, worker, now - took, now, failed)
     if failed:
-      self._lost(graph, program, task, result)
+      self._failed(graph, program, task, result)
       return
     if task.kind == "reduce":
       program.finish(task, worker, result)
@@ -193,15 +198,20 @@ class Dispatcher:
       graph.fail(task.id)
     self._on_progress(graph)
 
-  def _lost(self, graph: StepGraph, program: Program, task: Task, error: Exception) -> None:
-    if task.kind == "reduce":
+  def _failed(self, graph: StepGraph, program: Program, task: Task, error: Exception) -> None:
+    if isinstance(error, InputLost):
+      names = program.makers(error.handles)
+      if not names:
+        raise RunFailed(f"{error}; continue with --config.resume=auto") from error
+      _reopen(graph, names)
+    elif task.kind == "reduce":
       return  # what its worker held is made again, and the sum asked for again
-    if program.lost(task, error):
+    elif program.lost(task, error):
       graph.done(task.id)
       return
     self._attempts[task.id] = self._attempts.get(task.id, 0) + 1
     if self._attempts[task.id] >= MAX_ATTEMPTS:
-      kind = "did not end in time" if isinstance(error, Deadline) else "was lost with its worker"
+      kind = "did not end in time" if isinstance(error, Deadline) else "was lost"
       raise RunFailed(f"task {task.id} {kind} {self._attempts[task.id]} times; last: {error}")
     graph.fail(task.id)
 
@@ -221,3 +231,15 @@ class Dispatcher:
         failed=failed,
       )
     )
+
+
+def _reopen(graph: StepGraph, names: Sequence[str]) -> None:
+  """Takes back what done tasks have given."""
+  for name in names:
+    if not graph.is_done(name):
+      continue
+    graph.reopen(name)
+    # A sum waits until its parts exist again; the shares that others have given stay.
+    for other in graph.dependents[name]:
+      if graph.tasks[other].kind == "reduce":
+        graph.fail(other)

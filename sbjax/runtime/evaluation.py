@@ -123,6 +123,11 @@ class _EvalProgram:
     del worker
     return ()
 
+  def makers(self, handles: Sequence[Handle]) -> Sequence[str]:
+    gone = {id(handle) for handle in handles}
+    names = [f"generate/c{i}" for i, handle in self._latents.items() if id(handle) in gone]
+    return names + [f"decode/c{i}" for i, handle in self.videos.items() if id(handle) in gone]
+
   def rewards(self) -> list[CandidateReward]:
     out: dict[int, CandidateReward] = {}
     for group in self._groups:

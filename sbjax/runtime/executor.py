@@ -22,6 +22,18 @@ class TaskRaised(RuntimeError):
   """The operation itself raised; doing it again elsewhere would raise again."""
 
 
+class InputLost(RuntimeError):
+  """Inputs of a call are gone with the node that kept them; the worker lives.
+
+  Attributes:
+    handles: the inputs, as they were passed.
+  """
+
+  def __init__(self, text: str, handles: Sequence["Handle"]):
+    super().__init__(text)
+    self.handles = tuple(handles)
+
+
 class Deadline(RuntimeError):
   """A wait took longer than it may; the message names what was waited for."""
 
@@ -104,6 +116,7 @@ class Executor(Protocol):
     Raises:
       WorkerLost: the worker died.
       TaskRaised: the operation raised.
+      InputLost: an input is gone.
     """
     ...
 
@@ -117,6 +130,10 @@ class Executor(Protocol):
 
   def put(self, value: Any) -> Handle:
     """Makes a value available to workers."""
+    ...
+
+  def keep(self, handles: Sequence[Handle]) -> None:
+    """Has copies made on the driver's node, so that results outlive the node that made them."""
     ...
 
   def kill(self, worker: str) -> None:

@@ -82,6 +82,9 @@ class InlineExecutor:
     """A handle is the value itself."""
     return value
 
+  def keep(self, handles: Sequence[Any]) -> None:
+    """There is one node."""
+
   def kill(self, worker: str) -> None:
     """Drops a worker with everything it holds."""
     self._workers.pop(worker, None)

@@ -9,6 +9,7 @@ from sbjax.runtime.executor import (
   Deadline,
   Executor,
   Handle,
+  InputLost,
   Result,
   TaskRaised,
   WorkerLost,
@@ -119,7 +120,7 @@ class Pool:
       inputs: its heavy inputs.
       what: what it is, for messages.
       timeout_s: how long it may take from now.
-      on_end: receives the result, or WorkerLost or TaskRaised.
+      on_end: receives the result, or WorkerLost, InputLost or TaskRaised.
 
     Raises:
       WorkerLost: the worker is dead already; hand it to `lost`.
@@ -169,13 +170,13 @@ class Pool:
       self._tell(str(error), state.busy_with)
       self._died(name, error)
       return
-    except TaskRaised as error:
+    except (TaskRaised, InputLost) as error:
       result = error
     state.ticket, state.on_end = None, None
     for queued in state.queued:
       try:
         self.executor.result(queued)
-      except TaskRaised as error:
+      except (TaskRaised, InputLost) as error:
         result = error  # the cause; what named the adapter fails for want of it
     state.queued.clear()
     if on_end is not None:

@@ -29,6 +29,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from sbjax.runtime import placement
 from sbjax.runtime.executor import (
   Call,
+  InputLost,
   Result,
   TaskRaised,
   WorkerLost,
@@ -171,6 +172,7 @@ class RayExecutor:
     self._started_here = False
     self._owner: dict[Any, tuple[str, Call]] = {}
     self._heavy: dict[Any, tuple[Any, ...]] = {}
+    self._inputs: dict[Any, tuple[Any, ...]] = {}
     env = {"PYTHONPATH": os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])}
     if not address:
       env[LOOPBACK] = "0"
@@ -283,7 +285,7 @@ class RayExecutor:
       raise WorkerLost(f"{self.describe(worker)} died before {call.op!r}") from error
     first, *heavy = refs if call.outputs else [refs]
     self._owner[first] = (worker, call)
-    self._heavy[first] = tuple(heavy)
+    self._heavy[first], self._inputs[first] = tuple(heavy), tuple(inputs)
     return first
 
   def wait(self, tickets: Sequence[Any], timeout_s: float) -> list[Any]:
@@ -297,7 +299,7 @@ class RayExecutor:
   def result(self, ticket: Any) -> Result:
     """Gives an ended call's result."""
     worker, call = self._owner.pop(ticket)
-    heavy = self._heavy.pop(ticket)
+    heavy, inputs = self._heavy.pop(ticket), self._inputs.pop(ticket)
     try:
       scalars: Any = ray.get(ticket, timeout=60)
     except RayActorError as error:
@@ -307,8 +309,9 @@ class RayExecutor:
     except RayTaskError as error:
       cause = error.cause if isinstance(error.cause, Exception) else error
       if isinstance(cause, ObjectLostError):
-        text = "an input was lost with its node; continue with --config.resume=auto"
-        raise TaskRaised(f"{call.op} on {self.describe(worker)}: {text}") from cause
+        text = f"{call.op} on {self.describe(worker)}: an input was lost with its node"
+        named = [ref for ref in inputs if ref.hex() == cause.object_ref_hex]
+        raise InputLost(text, named or inputs) from cause
       raise TaskRaised(f"{call.op} on {self.describe(worker)}: {cause}") from cause
     except RayError as error:  # an actor that could not be created, an object that is gone
       said = " ".join(str(error).split())
@@ -319,14 +322,32 @@ class RayExecutor:
     """Forgets a call."""
     self._owner.pop(ticket, None)
     self._heavy.pop(ticket, None)
+    self._inputs.pop(ticket, None)
 
   def fetch(self, handle: Any) -> Any:
-    """Brings a heavy result here (shared memory on one node)."""
-    return ray.get(handle, timeout=120) if isinstance(handle, ray.ObjectRef) else handle
+    """Brings a heavy result here (shared memory on one node).
+
+    Raises:
+      RunFailed: it is lost, or does not come within two minutes.
+    """
+    if not isinstance(handle, ray.ObjectRef):
+      return handle
+    try:
+      return ray.get(handle, timeout=120)
+    except (ObjectLostError, GetTimeoutError) as error:
+      raise RunFailed(
+        "a result was lost with the node that kept it; continue with --config.resume=auto"
+      ) from error
 
   def put(self, value: Any) -> Any:
     """Puts a value into the object store."""
     return ray.put(value)
+
+  def keep(self, handles: Sequence[Any]) -> None:
+    """Has the driver's node pull copies; nothing waits for them."""
+    refs = [handle for handle in handles if isinstance(handle, ray.ObjectRef)]
+    if refs:
+      ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=True)
 
   def kill(self, worker: str) -> None:
     """Ends a worker's process at once."""

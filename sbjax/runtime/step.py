@@ -334,6 +334,8 @@ class StepProgram:
       self.state.skipped_in_row + 1 if skipped else 0,
     )
     self._versions[self._version(task.update + 1)] = adapter
+    # The node that made the only copy may be lost.
+    self._pool.executor.keep((adapter, ema, optimizer))
 
   def _keep_scalars(self, task: Task, c: int, result: Result) -> None:
     self._store_scalars(task, c, result)
@@ -401,3 +403,25 @@ class StepProgram:
   def forget(self, worker: str) -> Sequence[str]:
     """The tasks whose buffers died with a worker before a sum had taken them."""
     return self._holders.forget(worker, self.outcomes)
+
+  def makers(self, handles: Sequence[Handle]) -> Sequence[str]:
+    """The tasks that make lost results again; none for an adapter or an optimizer state."""
+    gone = {id(handle) for handle in handles}
+    names: set[str] = set()
+    tables = (
+      ("generate", self.trajectories),
+      ("generate", self.latents),
+      ("decode", self.videos),
+      ("reference", self._references),
+    )
+    for kind, table in tables:
+      names |= {f"{kind}/c{c}" for c, handle in table.items() if id(handle) in gone}
+    for update, sums in self._sums.items():
+      lost = [parts for parts, handle in sums if id(handle) in gone]
+      if lost:
+        self._sums[update] = [one for one in sums if id(one[1]) not in gone]
+        # A worker keeps no buffers after their sum, so they are made again.
+        for parts in lost:
+          names |= set(self._holders.again(update, parts))
+        names.add(f"reduce/u{update}")
+    return sorted(names)

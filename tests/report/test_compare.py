@@ -146,6 +146,12 @@ def test_every_scheme_is_driven_as_it_was_simulated(emulated):
   for name, s in report["schemes"].items():
     assert s["step_s"]["median"] == pytest.approx(s["simulated_s"], rel=0.05), name
     assert s["lower_bound_s"] <= s["step_s"]["median"]
+    # An emulated task takes its profiled time, so hindsight teaches nothing.
+    assert s["own_simulated_s"] == pytest.approx(s["simulated_s"], rel=0.02), name
+    assert s["own_lower_bound_s"] <= s["own_simulated_s"]
+    if name != "colocated":
+      allowed = s["own_lower_bound_s"] / s["step_s"]["median"]
+      assert s["share_of_allowed_speedup"] == pytest.approx(allowed, rel=0.02)
     assert s["max_rel_gradient_diff"] is not None
   waits = {name: s["wait_for_reward_frac"] for name, s in report["schemes"].items()}
   assert waits["async_reward"] > waits["async_train"]

@@ -1,6 +1,7 @@
 """RL steps of a tiny real model through the real runtime, in one process."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from sbjax.dataflow.plan import fixed_plan
 from sbjax.rewards.protocol import Verdict
 from sbjax.runtime.driver import Driver
+from sbjax.runtime.executor import InputLost
 from sbjax.runtime.inline import InlineExecutor
 from sbjax.runtime.pool import RunFailed
 from tests.runtime import tiny
@@ -164,7 +166,7 @@ def test_the_second_mini_batch_is_off_policy_and_the_first_is_not(merged):
 
 @pytest.mark.parametrize("name", ["flow_grpo", "grpo_guard", "fpo", "diffusion_nft"])
 def test_every_objective_trains(tmp_path, name):
-  overrides = {"algorithm__kl_coef": 0.05} if name == "flow_grpo" else {}
+  overrides: dict[str, Any] = {"algorithm__kl_coef": 0.05} if name == "flow_grpo" else {}
   state, results, gradients, _ = drive(
     tmp_path, steps=1, algorithm__name=name, algorithm__clip_high=0.5, **overrides
   )
@@ -314,3 +316,55 @@ def test_an_evaluation_is_the_same_for_every_number_of_workers(tmp_path):
     assert len(result.records["base"]) == 4
   for name in ("reward", "bright", "warm", "heldout"):
     np.testing.assert_array_equal(scores[0][name], scores[1][name])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_results_lost_with_their_node_are_made_again(merged, tmp_path, seed, monkeypatch):
+  """Inputs vanish from the store when a call names them; the worker that was called lives."""
+  rng, lost = np.random.default_rng(seed), []
+  result = InlineExecutor.result
+  inputs: dict[int, tuple] = {}
+  submit = InlineExecutor.submit
+
+  def remembering(self, worker, call, given=()):
+    ticket = submit(self, worker, call, given)
+    inputs[ticket] = (call.op, tuple(given))
+    return ticket
+
+  def losing(self, ticket):
+    done = result(self, ticket)
+    op, given = inputs.pop(ticket)
+    able = given[3:] if op == "update" else given
+    if able and op not in ("load", "set_adapter", "warm") and len(lost) < 6 and rng.random() < 0.2:
+      lost.append(op)
+      raise InputLost(f"{op}: an input was lost with its node", able)
+    return done
+
+  def each(driver):
+    # After the warm-up, whose calls a lost input would end.
+    monkeypatch.setattr(InlineExecutor, "submit", remembering)
+    monkeypatch.setattr(InlineExecutor, "result", losing)
+    return lambda graph: None
+
+  state, *_ = drive(
+    tmp_path, steps=3, each=each, runtime__actor_workers=2, runtime__reward_workers=1
+  )
+  assert len(lost) == 6, "too little was lost; the seed tests nothing"
+  np.testing.assert_array_equal(state.adapter, merged[0].adapter)
+
+
+def test_an_adapter_that_is_lost_ends_the_run_with_a_way_on(tmp_path, monkeypatch):
+  result = InlineExecutor.result
+
+  def losing(self, ticket):
+    done = result(self, ticket)
+    if "old_scores" in done.scalars:
+      raise InputLost("generate on actor-0: an input was lost with its node", (object(),))
+    return done
+
+  def each(driver):
+    monkeypatch.setattr(InlineExecutor, "result", losing)
+    return lambda graph: None
+
+  with pytest.raises(RunFailed, match=r"lost with its node; continue with --config.resume=auto"):
+    drive(tmp_path, steps=1, each=each)
