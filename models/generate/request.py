@@ -157,6 +157,10 @@ class EngineConfig:
       if list(sizes) != sorted(set(sizes)) or sizes[-1] < least:
         raise ValueError(f"{field} is {sizes}; it must rise to at least {least}.")
 
+  def chunk_size(self, tokens: int) -> int:
+    """The bucket of a prefill call for so many tokens of a prompt."""
+    return next(s for s in self.chunk_buckets if s >= tokens)
+
 
 def exact_config(slots: int, max_length: int, prefill_chunk: int = 256, **more) -> EngineConfig:
   """Sizes under which a request's logits do not depend, to the last bit, on any other request.

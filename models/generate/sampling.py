@@ -47,7 +47,7 @@ def choose(
   if vocab_limit is not None:
     real = jnp.arange(logits.shape[1], dtype=jnp.int32) < vocab_limit
     logits = jnp.where(real[None], logits, -jnp.inf)
-  token = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+  token = _likeliest(logits)
   if mode != "greedy":
     scaled = logits / jnp.maximum(sampling.temperature, 1e-6)[:, None]
     if mode == "filtered":
@@ -55,10 +55,18 @@ def choose(
     noise = jax.vmap(lambda seed, count: _gumbel(seed, count, logits.shape[1]))(
       sampling.seed, drawn
     )
-    picked = jnp.argmax(scaled + noise, axis=-1).astype(jnp.int32)
+    picked = _likeliest(scaled + noise)
     token = jnp.where(sampling.temperature > 0, picked, token)
   score = jnp.take_along_axis(logits, token[:, None], axis=1)[:, 0]
   return token, score - jax.nn.logsumexp(logits, axis=-1)
+
+
+def _likeliest(logits: Array) -> Array:
+  """The first of the largest; as `argmax`, but of plain maxima, which are faster on CPUs."""
+  largest = jnp.max(logits, axis=-1, keepdims=True)
+  last = logits.shape[1] - 1
+  at = jnp.where(logits == largest, jnp.arange(last + 1, dtype=jnp.int32)[None], last)
+  return jnp.min(at, axis=-1)
 
 
 def _gumbel(seed: Array, count: Array, size: int) -> Array:
