@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from benchmarks import paper_fit
 from sbjax.dataflow.grid import Cell, all_schemes, cells, plan_cell, without
 from sbjax.dataflow.paper import PaperCosts, paper_costs, paper_shape
 from sbjax.dataflow.schemes import scheme
@@ -16,8 +17,16 @@ def actor(**kwargs):
 def test_the_reference_costs_what_the_parameters_say():
   made = actor()
   assert (made.generate_s, made.decode_s) == pytest.approx((0.7, 0.3))
-  assert made.backward_s == pytest.approx(1.0)
-  assert made.judging_s(1) == pytest.approx(0.8)
+  assert made.backward_s == pytest.approx(PaperCosts().backward_s)
+  assert made.judging_s(1) == pytest.approx(PaperCosts().judges["vr_thinker"].seconds(1, 21))
+
+
+def test_the_numbers_are_the_fitted_ones():
+  ours, fitted = PaperCosts(), paper_fit.fit().costs
+  for name in ("forward_s", "backward_s", "fused_s", "colocated_judging"):
+    assert getattr(ours, name) == pytest.approx(getattr(fitted, name), rel=1e-3), name
+  for name, curve in ours.judges.items():
+    assert curve.seconds(5, 33) == pytest.approx(fitted.judges[name].seconds(5, 33), rel=1e-3)
 
 
 def test_longer_videos_cost_more_than_their_length_and_local_attention_does_not():
