@@ -247,6 +247,8 @@ def _earlier_run(
   present = [name for name in _OUTPUTS if (root / name).exists()]
   if not present:
     return None
+  if resume == "never" and present == ["run.json"]:
+    return None  # it ended before its first step was recorded: there is nothing to continue
   if resume == "never":
     raise ValueError(
       f"--workdir={path} holds a run already ({present[0]}); "

@@ -59,12 +59,21 @@ def test_a_new_workdir_records_the_run(tmp_path):
 
 def test_a_workdir_with_a_run_is_refused_unless_resumed(tmp_path):
   start(tmp_path)
+  (tmp_path / "metrics.jsonl").write_text("{}\n")
   with pytest.raises(ValueError, match=r"holds a run already .* --config\.resume=auto"):
     start(tmp_path)
   again = start(tmp_path, changed(resume="auto"), resume="auto")
   assert again.resumed
   assert len(json.loads(again.run.read_text())["starts"]) == 2
   assert len(again.command.read_text().splitlines()) == 2
+
+
+def test_a_start_that_failed_before_its_first_step_is_no_run(tmp_path):
+  start(tmp_path)
+  again = start(tmp_path, changed(total_steps=7))
+  assert not again.resumed
+  assert json.loads(again.config.read_text())["total_steps"] == 7
+  assert len(json.loads(again.run.read_text())["starts"]) == 1
 
 
 def test_files_of_the_user_are_no_run(tmp_path):
