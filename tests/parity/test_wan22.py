@@ -4,11 +4,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
+from models.checkpoints.wan import load_dit
 from models.wan.diffusers_keys import vae_diffusers_keys
+from models.wan.presets import DiTConfig, SamplerConfig
 from models.wan.unipc import unipc_start, unipc_step, unipc_tables
 from models.wan.vae import WanVAE
 from models.weights import parameters, to_official
+from sbjax.policy import WanPolicy
+from sbjax.randomness import Purpose, draw_key
+from sbjax.sampling.models import unipc_generate
 from tests.models.wan22_files import (
   GOLDEN,
   RESIDUAL,
@@ -26,6 +32,21 @@ diffusers = pytest.importorskip("diffusers", reason="needs the extra `parity`")
 pytestmark = pytest.mark.parity
 
 TOLERANCE = 1e-4
+# The 5B model's layout and its sampler's rules, at a tiny size.
+DIT = DiTConfig("tiny", 48, 96, 2, 2, in_dim=8, out_dim=8, text_dim=16, text_len=6, freq_dim=32)
+SAMPLER = SamplerConfig(
+  frames_per_chunk=2,
+  window_frames=6,
+  sink_frames=2,
+  cache_frames=6,
+  cache_rule="multi_shot",
+  shot_offset_frames=8,
+  unipc_steps=4,
+  latent_channels=8,
+  latent_height=4,
+  latent_width=4,
+  max_frames=6,
+)
 
 
 def their_vae(ours: WanVAE):
@@ -108,3 +129,59 @@ def test_unipc_steps_are_diffusers(steps):
     v = velocity(np.asarray(state.x), float(tables.sigmas[k]))
     state = step(state, jnp.asarray(v, jnp.float32), jnp.int32(k))
     np.testing.assert_allclose(state.x, wanted[k], rtol=0, atol=TOLERANCE)
+
+
+def test_chunks_of_unipc_are_diffusers_block_causal_forward(tmp_path):
+  """LongLive 2.0's loop without a cut: each chunk from noise, the finished ones before it at t = 0.
+
+  diffusers has no cache: its forward over all frames so far, each chunk seeing those before it, and
+  its scheduler give what our cached chunks must be.
+  """
+  torch.manual_seed(5)
+  theirs = diffusers.SkyReelsV2Transformer3DModel(
+    num_attention_heads=DIT.num_heads,
+    attention_head_dim=DIT.head_dim,
+    in_channels=DIT.in_dim,
+    out_channels=DIT.out_dim,
+    text_dim=DIT.text_dim,
+    freq_dim=DIT.freq_dim,
+    ffn_dim=DIT.ffn_dim,
+    num_layers=DIT.num_layers,
+    cross_attn_norm=True,
+    qk_norm="rms_norm_across_heads",
+    num_frame_per_block=SAMPLER.frames_per_chunk,
+  ).eval()
+  with torch.no_grad():
+    for parameter in theirs.parameters():
+      parameter.add_(0.05 * torch.randn_like(parameter))
+  theirs.save_pretrained(tmp_path)
+  graphdef, frozen = nnx.split(load_dit(tmp_path, DIT))
+  policy = WanPolicy(graphdef, DIT, SAMPLER, 1.0)
+  text = np.random.default_rng(3).standard_normal((6, 16)).astype(np.float32)
+  conditioning = policy.condition(frozen, jnp.asarray(text), jnp.zeros((0, 4, 4)))
+  generate, cache, seed = unipc_generate(policy), policy.init_cache(), jnp.uint32(7)
+  frames = SAMPLER.frames_per_chunk
+  finished = torch.zeros((1, DIT.in_dim, 0, 4, 4))
+  for chunk in range(3):
+    start = jnp.int32(chunk * frames)
+    ours, cache = generate({}, frozen, cache, conditioning, jnp.int32(chunk), start, seed)
+    noise = jax.random.normal(
+      draw_key(seed, jnp.int32(chunk), 0, Purpose.INITIAL), ours.shape, jnp.float32
+    )
+    x = torch.tensor(np.array(noise)).transpose(0, 1)[None]
+    scheduler = their_scheduler(4)
+    for timestep in scheduler.timesteps:
+      times = torch.zeros((1, finished.shape[2] + frames))
+      times[:, -frames:] = timestep
+      with torch.no_grad():
+        velocity = theirs(
+          torch.cat([finished, x], dim=2),
+          times,
+          torch.tensor(text[None]),
+          enable_diffusion_forcing=True,
+          return_dict=False,
+        )[0][:, :, -frames:]
+      x = scheduler.step(velocity, timestep, x).prev_sample
+    finished = torch.cat([finished, x], dim=2)
+    assert x.std() > 0.3
+    np.testing.assert_allclose(ours, x[0].transpose(0, 1).numpy(), rtol=0, atol=TOLERANCE)
