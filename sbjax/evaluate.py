@@ -2,12 +2,14 @@
 
 import contextlib
 import dataclasses
+import json
+import pathlib
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Float
 
-from sbjax import train
+from sbjax import files, train
 from sbjax.compilation import cache_dir, use_cache
 from sbjax.runtime.driver import Driver, make_executor
 from sbjax.runtime.records import EvalResult
@@ -43,7 +45,7 @@ def evaluate(
     ValueError: the model cannot be loaded.
     RunFailed: workers fail again and again.
   """
-  settings = _patient(settings)
+  settings = _asking(_patient(settings), prompts, pathlib.Path(log_dir) / "prompts.jsonl")
   recipe = recipe_of(settings)
   if settings.runtime.executor == "inline":
     use_cache(cache_dir())
@@ -58,6 +60,16 @@ def evaluate(
       name: executor.put(none if flat is None else flat) for name, flat in adapters.items()
     }
     return train.evaluate(driver, handles, prompts, seeds, step, keep_videos)
+
+
+def _asking(settings: Settings, prompts: Sequence[str], path: pathlib.Path) -> Settings:
+  """Names the prompts as the run's own, so that workers embed all of them before they begin."""
+  lines = (json.dumps({"prompt": prompt}) + "\n" for prompt in prompts)
+  files.atomic_write(path, "".join(lines))
+  named = dataclasses.replace(settings.prompts, train=str(path), eval=str(path))
+  # As few as were asked for, whatever a run would evaluate.
+  every = dataclasses.replace(settings.eval, prompts=1)
+  return dataclasses.replace(settings, prompts=named, eval=every)
 
 
 def _patient(settings: Settings) -> Settings:

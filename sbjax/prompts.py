@@ -87,6 +87,8 @@ def from_settings(settings: Settings) -> tuple[PromptSet, PromptSet]:
   sets = []
   for field in ("train", "eval"):
     source = getattr(settings.prompts, field)
+    if not source:
+      raise ValueError(f"prompts.{field} is ''; name a text, CSV or JSONL file of prompts.")
     if source in WORLD_SPLITS and not world_of(settings.model.name).embedded:
       raise ValueError(
         f"prompts.{field} is {source!r}, which model {settings.model.name!r} does not bring; name "

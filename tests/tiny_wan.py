@@ -1,7 +1,9 @@
 """Small random weights in the published layouts: what a user's folder of Wan files looks like."""
 
+import dataclasses
 import json
 import pathlib
+import pickle
 from collections.abc import Mapping
 
 import ml_dtypes
@@ -16,10 +18,16 @@ from models.layers.lora import LoRAConfig, lora_shapes
 from models.wan.presets import DiTConfig
 from models.wan.umt5 import UMT5Config
 from models.weights import to_official
+from tests.models.checkpoints.files import pickle_of, rezipped
 
 DIT_CONFIG = DiTConfig("custom", 128, 192, 1, 2, text_dim=32, freq_dim=16)
 UMT5_CONFIG = UMT5Config(48, 32, 32, 2, 16, 48, 2)
-VAE_FIELDS = {"base_dim": 4, "dim_mult": (1, 1, 1, 1), "num_res_blocks": 1}
+VAE_FIELDS = {
+  "base_dim": 4,
+  "dim_mult": (1, 1, 1, 1),
+  "num_res_blocks": 1,
+  "decoder_extra_res_blocks": 0,
+}
 WORDS = tuple("a the red blue cat dog runs jumps over and sleeps slowly on grass".split())  # noqa: SIM905
 PROMPTS = ("a red cat runs", "the blue dog sleeps on grass", "a dog jumps over the cat")
 PATHS = {
@@ -31,8 +39,6 @@ PATHS = {
 
 
 def vae_config():
-  import dataclasses
-
   return dataclasses.replace(VAE.presets["wan2.1"], name="custom", **VAE_FIELDS)
 
 
@@ -53,6 +59,17 @@ def tensors(stored: Mapping[str, np.ndarray], dtype=np.float32, prefix: str = ""
     NewTensor(prefix + n, a.shape, names[np.dtype(dtype)], lambda a=a: a.astype(dtype))
     for n, a in stored.items()
   ]
+
+
+def write_flat(path: pathlib.Path, stored: list[NewTensor]) -> None:
+  """A torch file that is one flat dictionary of tensors, as Wan's `.pth` files are."""
+  write_torch(path, {"": stored})
+  outer = pickle.EMPTY_DICT + pickle.MARK + pickle.BINUNICODE + b"\0\0\0\0"
+  ends = pickle.SETITEMS * 2 + pickle.STOP
+  program = pickle_of(path)
+  assert program.count(outer) == 1 and program.endswith(ends)
+  flat = program.replace(outer, b"").removesuffix(ends) + pickle.SETITEMS + pickle.STOP
+  rezipped(path, {"data.pkl": flat})
 
 
 def tokenizer(folder: pathlib.Path) -> None:
@@ -83,9 +100,9 @@ def make(folder: pathlib.Path) -> pathlib.Path:
   critic = tensors(state(DIT, DIT_CONFIG, 2), prefix="model.")
   parts = {"generator": generator, "generator_ema": ema, "critic": critic}
   write_torch(folder / PATHS["checkpoint"], parts)
-  write_torch(folder / PATHS["vae"], {"": tensors(state(VAE, vae_config(), 3))})
+  write_flat(folder / PATHS["vae"], tensors(state(VAE, vae_config(), 3)))
   bfloat16 = tensors(state(UMT5, UMT5_CONFIG, 4), ml_dtypes.bfloat16)
-  write_torch(folder / PATHS["text_encoder"], {"": bfloat16})
+  write_flat(folder / PATHS["text_encoder"], bfloat16)
   tokenizer(folder / PATHS["tokenizer"])
   (folder / "prompts.txt").write_text("\n".join(PROMPTS) + "\n")
   (folder / "brightness.py").write_text(
@@ -114,9 +131,9 @@ def lora(path: pathlib.Path, rank: int = 4) -> dict[str, dict[str, np.ndarray]]:
   return trees[0]
 
 
-def model_flags(folder: pathlib.Path, **more: object) -> list[str]:
-  """The command line's words that name the files, at the smallest video."""
-  fields = {
+def model_fields(folder: pathlib.Path) -> dict[str, object]:
+  """The config's section `model` for these files, at the smallest video."""
+  return {
     "name": "custom",
     "sampler": "self-forcing",
     "frames": 9,
@@ -124,8 +141,37 @@ def model_flags(folder: pathlib.Path, **more: object) -> list[str]:
     "width_px": 16,
     "weights_dtype": "float32",
     "precision": "fp32",
-    "embeddings": folder / "embeddings",
-    **{field: folder / path for field, path in PATHS.items()},
-    **more,
+    "remat": "none",
+    "embeddings": str(folder / "embeddings"),
+    **{field: str(folder / path) for field, path in PATHS.items()},
   }
-  return [f"--config.model.{field}={value}" for field, value in fields.items()]
+
+
+def run_fields(folder: pathlib.Path) -> dict[str, object]:
+  """Further fields, for a step of seconds in this process."""
+  return {
+    "total_steps": 2,
+    "prompts.train": str(folder / "prompts.txt"),
+    "prompts.eval": str(folder / "prompts.txt"),
+    "reward.function": f"{folder / 'brightness.py'}:score",
+    "lora.rank": 2,
+    "rollout.prompts_per_step": 1,
+    "rollout.group_size": 2,
+    "algorithm.minibatches": 1,
+    "optim.learning_rate": 0.01,
+    "runtime.executor": "inline",
+    "runtime.gpus_per_worker": 0,
+    "runtime.actor_workers": 1,
+    "runtime.reward_workers": 0,
+    "runtime.chunk_blocks": 1,
+    "runtime.plan": "fixed",
+    "eval.every": 0,
+    "checkpoint.every": 1,
+    "report.samples_every": 0,
+  }
+
+
+def flags(folder: pathlib.Path) -> list[str]:
+  """The same as the words of a command line."""
+  fields = {f"model.{name}": value for name, value in model_fields(folder).items()}
+  return [f"--config.{name}={value}" for name, value in (fields | run_fields(folder)).items()]

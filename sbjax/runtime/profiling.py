@@ -10,17 +10,26 @@ from sbjax.dataflow.plan import WorkerSlot
 from sbjax.dataflow.profile import Profile, read_profile
 from sbjax.runtime.recipe import Recipe
 from sbjax.settings import Settings
+from sbjax.sizes import model_sizes
 
 
 def fingerprint(settings: Settings) -> str:
   """Names the settings that a task's time depends on; the video's length is in the rows instead.
 
   How many candidates, workers and mini-batches there are, rates, weights and folders change no
-  task, so one profile serves every scheme and batch.
+  task, so one profile serves every scheme and batch; the model's sizes do.
   """
+  dit, sampler = model_sizes(settings)
   runtime, reward = settings.runtime, settings.reward
   parts = {
-    "model": settings.model.name,
+    "model": [
+      dataclasses.asdict(dit),
+      # Resolution and length are in the rows.
+      dataclasses.asdict(
+        dataclasses.replace(sampler, latent_height=0, latent_width=0, max_frames=0)
+      ),
+      settings.model.weights_dtype,
+    ],
     "lora": dataclasses.asdict(settings.lora),
     "transition": settings.rollout.transition,
     "algorithm": [

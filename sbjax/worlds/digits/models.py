@@ -1,5 +1,6 @@
 """The digits world as a worker needs it, and what its text encoder takes."""
 
+import functools
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 
@@ -101,11 +102,15 @@ def load_models(
     scaled = 255.0 * jnp.clip(0.5 * pixels + 0.5, 0.0, 1.0)
     return scaled.astype(jnp.uint8).transpose(0, 2, 3, 1)
 
+  @functools.lru_cache(maxsize=1024)
+  def embed(text: str) -> np.ndarray:
+    return world.encode_prompts(loaded, (text,), overflow)[0]
+
   return WorldModels(
     dit=loaded.dit,
     conditioning_channels=np.asarray(loaded.conditioning_channels, np.float32),
     vae=loaded.vae,
-    embed=lambda texts: world.encode_prompts(loaded, tuple(texts), overflow),
+    embed=lambda texts: np.stack([embed(text) for text in texts]),
     decode=lambda latents: np.asarray(decode(vae_state, jnp.asarray(latents))),
     heldout=lambda videos, texts: _measures(world.heldout_scores(loaded, videos, tuple(texts))),
     judging=loaded,

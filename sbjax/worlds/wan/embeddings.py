@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jax.sharding import Mesh
 from jaxtyping import Float
 from safetensors import SafetensorError, safe_open
@@ -144,12 +145,17 @@ class Embeddings:
     self._say(f"text encoder {source.encoder}: {len(prompts)} prompts to embed")
     encoder = load_umt5(source.encoder, source.config, param_dtype=source.dtype, mesh=self._mesh)
     said = time.monotonic()
-    for done, prompt in enumerate(prompts):
-      ids = source.tokenizer(prompt)
-      self._write(prompt, encode_one(encoder, ids, source.tokenizer.text_len))
-      if time.monotonic() - said > _SAY_EVERY_S:
-        said = time.monotonic()
-        self._say(f"text encoder: {done + 1} of {len(prompts)} prompts embedded")
+    try:
+      for done, prompt in enumerate(prompts):
+        ids = source.tokenizer(prompt)
+        self._write(prompt, encode_one(encoder, ids, source.tokenizer.text_len))
+        if time.monotonic() - said > _SAY_EVERY_S:
+          said = time.monotonic()
+          self._say(f"text encoder: {done + 1} of {len(prompts)} prompts embedded")
+    finally:
+      # Not left to the garbage collector: what comes next needs the memory.
+      for array in jax.tree.leaves(nnx.state(encoder)):
+        array.delete()
 
   def _write(self, prompt: str, rows: np.ndarray) -> None:
     path = self.path(prompt)

@@ -81,7 +81,7 @@ def load_world(
   sizes = wan_sizes(model)
   embeddings = embeddings_of(model, mesh=mesh, say=say, timeout_s=timeout_s)
   embeddings.prepare(prompts)
-  dit = _transformer(model, sizes, mesh, say)
+  dit = load_transformer(model, mesh=mesh, say=say)
   vae = load_vae(
     model.vae,
     sizes.vae,
@@ -144,9 +144,11 @@ def video_bytes(
   return scaled.astype(jnp.uint8).transpose(0, 2, 3, 1)
 
 
-def _transformer(
-  model: SettingsModel, sizes: WanSizes, mesh: Mesh | None, say: Say
+def load_transformer(
+  model: SettingsModel, *, mesh: Mesh | None = None, say: Say = print
 ) -> CausalWanDiT:
+  """The transformer alone, the adapter merged into it; arguments and errors as `load_world`."""
+  sizes = wan_sizes(model)
   # An adapter is added to the weights as the file has them; only the sum is rounded.
   dtype = "float32" if model.adapter else model.weights_dtype
   dit = load_dit(
