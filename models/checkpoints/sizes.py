@@ -7,6 +7,7 @@ the weights that gives the number of heads is believed. No tensor is read here.
 
 import dataclasses
 import json
+import math
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
@@ -75,9 +76,10 @@ def umt5_sizes(path: Path) -> UMT5Config:
 
 
 def vae_sizes(path: Path, *, name: str = "custom") -> Config:
-  """The sizes of a Wan2.1 VAE in official names.
+  """The sizes of a Wan2.1 or Wan2.2 VAE in official names.
 
-  Latents of 16 channels are normalised by Wan2.1's statistics, others by none: a file holds none.
+  Latents of as many channels as the published ones are normalised by their statistics, others by
+  none: a file holds none.
 
   Raises:
     ValueError: as `dit_sizes`, and for diffusers names, which leave out what a level does.
@@ -90,23 +92,27 @@ def vae_sizes(path: Path, *, name: str = "custom") -> Config:
       "names, or a preset."
     )
   shapes = {clean_key(key): tensor.shape for key, tensor in tensors.items()}
-  base_dim = _shape(checkpoint, shapes, "encoder.conv1.weight")[0]
-  z_dim = _shape(checkpoint, shapes, "conv2.weight")[0]
-  widths, blocks, temporal = _levels(shapes, "encoder.downsamples")
-  _, decoder_blocks, _ = _levels(shapes, "decoder.upsamples")
-  if not widths or len(temporal) != len(widths) - 1:
+  base_dim, pixel_channels = _shape(checkpoint, shapes, "encoder.conv1.weight")[:2]
+  decoder_dim, z_dim = _shape(checkpoint, shapes, "decoder.conv1.weight")[:2]
+  residual = any(key.startswith("encoder.downsamples.0.downsamples.") for key in shapes)
+  widths, blocks, temporal = _levels(shapes, "encoder.downsamples", residual)
+  _, decoder_blocks, _ = _levels(shapes, "decoder.upsamples", residual)
+  if not widths or len(temporal) != len(widths) - 1 or pixel_channels % 3:
     raise ValueError(
-      f"{checkpoint.path} has not the levels of a Wan2.1 autoencoder, so its sizes cannot be told."
+      f"{checkpoint.path} has not the levels of a Wan autoencoder, so its sizes cannot be told."
     )
-  published = VAE.presets["wan2.1"]
+  decoder_base_dim = decoder_dim * base_dim // widths[-1]
+  published = VAE.presets["wan2.2" if residual else "wan2.1"]
   sized = dataclasses.replace(
     published,
     name=name,
     base_dim=base_dim,
+    decoder_base_dim=None if decoder_base_dim == base_dim else decoder_base_dim,
     dim_mult=tuple(width // base_dim for width in widths),
     num_res_blocks=blocks,
     decoder_extra_res_blocks=decoder_blocks - blocks,
     temporal_downsample=temporal,
+    patch_px=math.isqrt(pixel_channels // 3),
   )
   if z_dim == published.z_dim:
     return sized
@@ -114,16 +120,21 @@ def vae_sizes(path: Path, *, name: str = "custom") -> Config:
 
 
 def _levels(
-  shapes: Mapping[str, tuple[int, ...]], stem: str
+  shapes: Mapping[str, tuple[int, ...]], stem: str, nested: bool
 ) -> tuple[list[int], int, tuple[bool, ...]]:
-  """Width of each level, blocks of the first one, and whether each resampling changes time too."""
-  rows = 1 + max((int(m[1]) for n in shapes if (m := re.match(rf"{stem}\.(\d+)\.", n))), default=-1)
+  """Width of each level, blocks of the first one, and whether each resampling changes time too.
+
+  Rows are numbered through, or by level and inside it where they are `nested`.
+  """
+  inner = rf"\.{stem.rpartition('.')[2]}\.(\d+)" if nested else ""
+  found = (re.match(rf"({stem}\.(\d+){inner})\.", name) for name in shapes)
+  rows = sorted({(*map(int, m.groups()[1:]), m[1]) for m in found if m})
   widths: list[int] = []
   counts, temporal = [0], []
-  for row in range(rows):
-    block = shapes.get(f"{stem}.{row}.residual.6.weight")
+  for *_, row in rows:
+    block = shapes.get(f"{row}.residual.6.weight")
     if block is None:
-      temporal.append(f"{stem}.{row}.time_conv.weight" in shapes)
+      temporal.append(f"{row}.time_conv.weight" in shapes)
       counts.append(0)
       continue
     counts[-1] += 1

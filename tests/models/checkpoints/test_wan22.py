@@ -1,5 +1,7 @@
 """Files of Wan2.2 and LongLive 2.0: both layouts, the merged generator, what is refused."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -8,6 +10,7 @@ from models.checkpoints.describe import describe
 from models.checkpoints.families import DIT, VAE
 from models.checkpoints.identify import identify
 from models.checkpoints.opening import open_checkpoint
+from models.checkpoints.sizes import vae_sizes
 from models.checkpoints.stored import StateDict, StoredTensor
 from models.checkpoints.wan import load_dit, load_vae
 from models.wan.vae_keys import vae_keys
@@ -59,6 +62,8 @@ def test_the_autoencoder_goes_through_both_layouts_bit_by_bit(tmp_path):
   assert "decoder.up_blocks.0.upsampler.time_conv.weight" in _values(tmp_path / "diffusers")
   for name, value in state.items():
     np.testing.assert_array_equal(back[name], value, err_msg=name)
+  sizes = dataclasses.asdict(vae_sizes(published, name=RESIDUAL.name))
+  assert sizes == dataclasses.asdict(RESIDUAL)
   for path in (published, tmp_path / "diffusers"):
     loaded = parameters(load_vae(path, RESIDUAL))
     for name, array in wanted.items():
