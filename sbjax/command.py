@@ -110,6 +110,8 @@ def prepare_environment(settings: Settings) -> None:
     jax.config.update("jax_platforms", "cpu")
   os.environ.setdefault("RAY_DEDUP_LOGS", "0")
   os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+  # Ray's server keeps events of every task for its dashboard, and grows with each step.
+  os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
   if not settings.runtime.ray_address:
     # Ray then listens on 127.0.0.1 only; on a cluster the user has asked for the network.
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
