@@ -63,8 +63,9 @@ def identify(tensors: StateDict) -> Identity | None:
     name: fit(tensors, layout.table(config), family.like(config), layout.aliases)
     for name, config in family.presets.items()
   }
-  # Among equal ones the first that is listed: the plain model, before what was made of it.
-  preset = min(fits, key=lambda name: fits[name].count)
+  # Names tell more than shapes. Among equal ones the first that is listed: the plain model, before
+  # what was made of it.
+  preset = min(fits, key=lambda n: (len(fits[n].missing) + len(fits[n].unknown), fits[n].count))
   whole = tuple(name for name, found in fits.items() if not found.count)
   return Identity(family, layout, preset, whole, fits[preset])
 

@@ -207,6 +207,15 @@ _SAMPLER_5B = SamplerConfig(
   latent_width=80,
   max_frames=32,
 )
+_LONGLIVE_2 = dataclasses.replace(
+  _SAMPLER_5B,
+  window_frames=32,
+  sink_frames=8,
+  cache_rule="multi_shot",
+  shot_offset_frames=8,
+  unipc_steps=4,
+  max_frames=128,
+)
 
 PRESETS: dict[str, tuple[DiTConfig, SamplerConfig]] = {
   "wan2.1-1.3b": (_WAN_1_3B, SamplerConfig()),
@@ -219,17 +228,12 @@ PRESETS: dict[str, tuple[DiTConfig, SamplerConfig]] = {
   ),
   "wan2.1-14b": (DiTConfig("wan2.1-14b", 5120, 13824, 40, 40, remat="block"), SamplerConfig()),
   "wan2.2-ti2v-5b": (_WAN_5B, _SAMPLER_5B),
-  "longlive-2.0-5b": (
-    dataclasses.replace(_WAN_5B, name="longlive-2.0-5b"),
-    dataclasses.replace(
-      _SAMPLER_5B,
-      window_frames=32,
-      sink_frames=8,
-      cache_rule="multi_shot",
-      shot_offset_frames=8,
-      unipc_steps=4,
-      max_frames=128,
-    ),
+  "longlive-2.0-5b": (dataclasses.replace(_WAN_5B, name="longlive-2.0-5b"), _LONGLIVE_2),
+  # For training: nearly the same noise levels, and noise between them, so that steps have
+  # log-probabilities.
+  "longlive-2.0-5b-renoise": (
+    dataclasses.replace(_WAN_5B, name="longlive-2.0-5b-renoise"),
+    dataclasses.replace(_LONGLIVE_2, unipc_steps=None),
   ),
   "digits": (
     DiTConfig(

@@ -54,7 +54,8 @@ def denoising_schedule(
   if sampler.unipc_steps is not None:
     raise ValueError(
       f"unipc_steps is {sampler.unipc_steps}; UniPC draws no noise between steps, so it has no "
-      "log-probability and only makes videos: for training set unipc_steps to None."
+      "log-probability and only makes videos; to train, use a sampler without it, such as that of "
+      "'longlive-2.0-5b-renoise'."
     )
   timesteps, sigmas = flow_match_table(sampler.timestep_shift)
   steps = np.asarray(sampler.denoising_steps)

@@ -24,6 +24,7 @@ from models.wan.cache import (
 from models.wan.dit import CausalWanDiT
 from models.wan.presets import DiTConfig, SamplerConfig, preset
 from models.wan.schedule import denoising_schedule
+from models.wan.unipc import unipc_tables
 
 PER_FRAME = 2
 DIT = DiTConfig("tags", 6, 6, 1, 1, in_dim=1, out_dim=1, text_dim=4, text_len=2, freq_dim=4)
@@ -155,8 +156,10 @@ def test_settings_that_cannot_work_are_refused(fields, message):
 def test_a_schedule_with_log_probabilities_is_refused_for_unipc():
   with pytest.raises(ValueError, match="unipc_steps is 4; UniPC draws no noise between steps"):
     denoising_schedule(PUBLISHED)
-  timesteps, _ = denoising_schedule(dataclasses.replace(PUBLISHED, unipc_steps=None))
-  np.testing.assert_allclose(timesteps[1], 937.5)
+  _, trained = preset("longlive-2.0-5b-renoise")
+  assert dataclasses.replace(trained, unipc_steps=4) == preset("longlive-2.0-5b")[1]
+  sigmas = unipc_tables(4, trained.timestep_shift).sigmas[:-1]
+  np.testing.assert_allclose(denoising_schedule(trained)[1], sigmas, rtol=0, atol=4e-4)
 
 
 def test_published_sizes():
