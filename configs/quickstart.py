@@ -155,6 +155,7 @@ def get_config() -> config_dict.ConfigDict:
   c.runtime.replan_drift = 0.0  # plan anew when a task's time drifts further; 0: never
   c.runtime.replays_on_reward = 0.25  # share of the replays that a fixed plan moves there
   c.runtime.decodes_on_reward = 1.0  # share of the decodes that a fixed plan moves there
+  c.runtime.device_memory_gb = 0.0  # of a device, GB; 0: ask the devices, no limit on CPUs
 
   c.eval = config_dict.ConfigDict()
   c.eval.every = 25  # steps; 0: never

@@ -240,6 +240,7 @@ class SettingsRuntime:
   replan_drift: NotNegative
   replays_on_reward: Share
   decodes_on_reward: Share
+  device_memory_gb: NotNegative = 0.0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ from sbjax.compilation import cache_dir, use_cache
 from sbjax.dataflow.schemes import scheme as scheme_of
 from sbjax.report.console import Progress
 from sbjax.report.reporter import Reporter
-from sbjax.runtime import memory
+from sbjax.runtime import memory, memory_plan
 from sbjax.runtime.driver import Driver, make_executor
 from sbjax.runtime.planning import check_fused
 from sbjax.runtime.pool import RunFailed
@@ -46,6 +46,7 @@ def train(settings: Settings, path: str) -> int:
   """
   started = time.monotonic()
   recipe = recipe_of(settings)
+  memory_plan.check_settings(recipe)
   profile = profile_for(settings)
   train_prompts, eval_prompts = prompt_lib.from_settings(settings)
   with contextlib.ExitStack() as stack:

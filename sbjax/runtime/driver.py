@@ -9,11 +9,12 @@ import numpy as np
 from sbjax.dataflow.build import build_step
 from sbjax.dataflow.costs import StepCosts
 from sbjax.dataflow.graph import StepGraph
+from sbjax.dataflow.memory_table import memory_of
 from sbjax.dataflow.plan import Plan, worker_slots
 from sbjax.dataflow.profile import Profile
 from sbjax.dataflow.schemes import scheme as scheme_of
 from sbjax.rewards.protocol import Group, Reward
-from sbjax.runtime import memory
+from sbjax.runtime import memory, memory_plan
 from sbjax.runtime.dispatch import Dispatcher
 from sbjax.runtime.evaluation import evaluate
 from sbjax.runtime.executor import Call, Executor, Handle, Result, WorkerLost, WorkerSpec
@@ -79,6 +80,23 @@ class Driver:
     self.pool.drain()
     for name in self.pool.workers:
       self._say(self.executor.describe(name))
+    self._limit_memory()
+
+  def _limit_memory(self) -> None:
+    """Checks the run against the workers' devices, and keeps plans within them.
+
+    Raises:
+      ValueError: it does not fit.
+    """
+    asked = memory_plan.device_bytes(self.recipe.settings.runtime.device_memory_gb)
+    known = {name: asked or facts.get("memory_bytes", 0) for name, facts in self.facts.items()}
+    if not any(known.values()):
+      return
+    on_cpu = all(facts["platform"] == "cpu" for facts in self.facts.values())
+    sizes = memory_plan.run_sizes(self.recipe, on_cpu=on_cpu)
+    slots = memory_plan.sized_slots(self.slots, known)
+    memory_plan.check(self.recipe, sizes, {(s.group, s.memory_bytes) for s in slots})
+    self.planner.limit(slots, memory_of(sizes, self.scheme))
 
   def use_profile(self, profile: Profile) -> None:
     """Plans by a profile file from now on.

@@ -166,6 +166,20 @@ def device_bytes(device_memory_gb: float) -> int:
   return int(device_memory_gb * _GB)
 
 
+def check_settings(recipe: Recipe) -> None:
+  """Checks a run against `runtime.device_memory_gb`, before anything starts; 0 checks nothing.
+
+  Raises:
+    ValueError: it does not fit; see `check`.
+  """
+  runtime = recipe.settings.runtime
+  limit = device_bytes(runtime.device_memory_gb)
+  if limit:
+    groups = groups_of(scheme_of(recipe.settings.scheme), runtime.reward_workers)
+    sizes = run_sizes(recipe, on_cpu=not runtime.gpus_per_worker)
+    check(recipe, sizes, [(group, limit) for group in groups])
+
+
 def check(recipe: Recipe, sizes: table.RunSizes, limits: Iterable[tuple[str, int]]) -> None:
   """Refuses a run whose workers do not fit their devices.
 

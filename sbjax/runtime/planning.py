@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from sbjax.dataflow import place
 from sbjax.dataflow.costs import StepCosts, WorkerCosts
+from sbjax.dataflow.memory import Memory
 from sbjax.dataflow.plan import Plan, StepShape, WorkerSlot, fixed_plan, fused_candidates
 from sbjax.dataflow.schemes import Scheme
 from sbjax.runtime.recipe import Recipe
@@ -45,6 +46,7 @@ class Planner:
     self.fused = fused if fused is not None else self._asked(recipe)
     self.plan: Plan | None = None
     self._shape: StepShape | None = None
+    self._memory: Memory | None = None
     self._observed = 0
 
   def _asked(self, recipe: Recipe) -> int | None:
@@ -56,6 +58,15 @@ class Planner:
   def use(self, costs: StepCosts) -> None:
     """Takes a profile's costs; the run no longer measures itself to plan."""
     self._own, self.costs, self._planned_with, self.plan = False, costs, costs, None
+
+  def limit(self, slots: Sequence[WorkerSlot], memory: Memory) -> None:
+    """Keeps searched plans within the workers' memory.
+
+    Args:
+      slots: the same workers, with the memory of their devices.
+      memory: what tasks and what they leave behind take.
+    """
+    self._slots, self._memory, self.plan = tuple(slots), memory, None
 
   def warmed(self, warm: WarmUp) -> None:
     """Takes the warm-up's times where there is no profile."""
@@ -85,7 +96,9 @@ class Planner:
       )
       count = max(self.fused or 0, 0)
       return dataclasses.replace(plan, fused=fused_candidates(shape, count))
-    return place.search(shape, self._scheme, self._slots, self.costs, fused=self.fused)
+    return place.search(
+      shape, self._scheme, self._slots, self.costs, memory=self._memory, fused=self.fused
+    )
 
   def observe(self, spans: Sequence[Span]) -> str | None:
     """Learns from a step; gives a line for the user where the next step is planned anew.

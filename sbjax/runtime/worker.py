@@ -77,6 +77,7 @@ class Worker:
     facts = {
       "platform": devices[0].platform,
       "device": devices[0].device_kind,
+      "memory_bytes": int((devices[0].memory_stats() or {}).get("bytes_limit", 0)),
       "devices": len(devices),
       "parameters": dict(roles.parameters),
       "pixel_stride": roles.pixel_stride,
