@@ -20,17 +20,26 @@ def dit():
 
 @pytest.fixture(scope="module")
 def contexts(dit):
-  return dit.embed_text(jnp.asarray(tiny.embed([tiny.OLD, tiny.NEW])))
+  return tiny.contexts(dit, [tiny.OLD, tiny.NEW])
 
 
 @pytest.fixture(scope="module")
-def write(dit):
-  """(latents, context, cache, start) -> cache."""
-  return jax.jit(
-    lambda latents, context, cache, start: dit.write_cache(
-      latents[None], context[None], cache, start
-    )
-  )
+def network(dit):
+  """(latents, timestep, context, cache, start) -> (flow, cache with the latents)."""
+
+  @jax.jit
+  def run(latents, timestep, context, cache, start):
+    times = jnp.full((1, latents.shape[0]), timestep, jnp.float32)
+    flow, after = dit(latents[None], times, context[None], cache, start)
+    return flow[0], after
+
+  return run
+
+
+@pytest.fixture(scope="module")
+def write(network):
+  """The clean pass: (latents, context, cache, start) -> cache."""
+  return lambda latents, context, cache, start: network(latents, 0.0, context, cache, start)[1]
 
 
 def filled(write, sampler, context, upto):
@@ -62,21 +71,27 @@ def test_the_same_prompt_gives_the_same_cache_until_frames_leave_the_window(writ
   assert_equal(again(write, sampler, cache, contexts[0], 4), cache)
 
 
-def test_another_prompt_gives_what_teacher_forcing_sees(dit, write, contexts):
+def test_another_prompt_gives_what_teacher_forcing_sees(dit, network, write, contexts):
   """The next chunk's flow, over the cache and in one forward over clean and noisy chunks."""
   sampler = tiny.sampler()
-  cache = again(write, sampler, filled(write, sampler, contexts[0], 3), contexts[1], 3)
-  noisy = jax.random.normal(jax.random.key(5), (1, 1, 4, 4, 4, 4), jnp.float32)
-  timestep = jnp.full((1, 1, 4), 625.0, jnp.float32)
+  noisy = tiny.latents(4, seed=5)
   whole = jax.jit(
-    lambda: dit.teacher_forcing(tiny.latents()[None, :4], noisy, timestep, contexts[1:], 1)
+    lambda: dit.teacher_forcing(
+      tiny.latents()[None, :4],
+      noisy[None, None],
+      jnp.full((1, 1, 4), 625.0, jnp.float32),
+      contexts[1:],
+      frames_per_chunk=1,
+    )
   )()[0, 0, 3]
-  over_cache = jax.jit(
-    lambda cache: dit(noisy[0, :, 3:], timestep[0, :, 3:], contexts[1:], cache, 3)[0][0, 0]
-  )
-  np.testing.assert_allclose(over_cache(cache), whole, rtol=0, atol=ROUNDING)
-  stale = over_cache(filled(write, sampler, contexts[0], 3))
-  assert np.abs(stale - whole).max() > 1000 * ROUNDING  # the old prompt's cache is another one
+
+  def next_flow(cache):
+    return network(noisy[3:], 625.0, contexts[1], cache, jnp.asarray(3, jnp.int32))[0][0]
+
+  stale = filled(write, sampler, contexts[0], 3)
+  cache = again(write, sampler, stale, contexts[1], 3)
+  np.testing.assert_allclose(next_flow(cache), whole, rtol=0, atol=ROUNDING)
+  assert np.abs(next_flow(stale) - whole).max() > 1000 * ROUNDING  # the old prompt's is another
 
 
 @pytest.mark.parametrize("frame", [4, 5, 7])

@@ -20,7 +20,8 @@ VAE = VAEConfig(
   "tiny",
   base_dim=4,
   z_dim=4,
-  dim_mult=(1, 1, 1, 1),
+  dim_mult=(1, 1),
+  temporal_downsample=(True,),
   num_res_blocks=1,
   decoder_extra_res_blocks=0,
 )
@@ -48,6 +49,11 @@ def embed(prompts):
   return np.stack(rows).astype(np.float32)
 
 
+def contexts(model: CausalWanDiT, prompts) -> jax.Array:
+  """The prompts after the model's text layers."""
+  return jax.jit(model.embed_text)(jnp.asarray(embed(prompts)))
+
+
 def models(**kwargs) -> models_lib.VideoModels:
   settings = tiny.settings(model__frames=4 * FRAMES - 3)
   made = sampler(**kwargs)
@@ -65,8 +71,8 @@ def models(**kwargs) -> models_lib.VideoModels:
   return models_lib.build(settings, made, FRAMES // made.frames_per_chunk, world, None)
 
 
-def latents(frames=FRAMES):
-  return jax.random.normal(jax.random.key(3), (frames, 4, 4, 4), jnp.float32)
+def latents(frames=FRAMES, seed=3):
+  return jnp.asarray(np.random.default_rng(seed).normal(size=(frames, 4, 4, 4)), jnp.float32)
 
 
 def _random(build: Any, seed: int) -> Any:
