@@ -8,12 +8,14 @@ same requests: text of mixed lengths and answers of mixed lengths, the longest a
 mean.
 transformers takes them in batches in the order in which they come, padded on the left, and runs
 each batch to its longest answer; that is what `generate` does with answers that end at different
-times. Only tokens that were asked for count, on both sides. First tokens of all requests are
-compared.
+times. Only tokens that were asked for count, on both sides. All tokens are compared; first tokens
+must be equal, and how many answers are equal to their end is printed (random weights give near
+ties, which the last bit of a sum may decide).
 
 Printed: tokens per second and the ratio (pairs alternate, so that a busy machine slows both);
-batches of 16 against single requests; the share of the memory's read bandwidth, measured beside it,
-at which a single request decodes. `--clock=cpu` counts processor time, with `--threads=1` only.
+decoding in batches of 16 against decoding single requests, and the same with their prompts; the
+share of the memory's read bandwidth, measured beside it, at which a single request decodes.
+`--clock=cpu` counts processor time, which a busy machine changes little, with `--threads=1` only.
 """
 
 import argparse
@@ -38,7 +40,7 @@ SIZES = {
   "smoke": (32, 48, 1, 2, 1, 16, 128),
 }
 SLOTS = 16
-EQUAL_TOKENS = 32  # of every request, where batches are compared with single requests
+SHORT, LONG = 16, 96  # tokens of answers whose difference in time is decoding alone
 
 
 def main() -> None:
@@ -72,10 +74,11 @@ def main() -> None:
   )
 
   ours = engine_runner(p, config, SLOTS)
-  first = [tokens[0] for tokens in ours(prompts, lengths)]
-  reference = [tokens[0] for tokens in transformers_runner(theirs, prompts, lengths)]
-  if first != reference:
+  found, wanted = ours(prompts, lengths), transformers_runner(theirs, prompts, lengths)
+  if [tokens[0] for tokens in found] != [tokens[0] for tokens in wanted]:
     raise SystemExit("The two sides do not give the same tokens.")
+  equal = sum(a == b for a, b in zip(found, wanted, strict=True))
+  print(f"answers that are equal to their last token: {equal} of {len(prompts)}", flush=True)
   total = sum(lengths)
   pairs = [
     (
@@ -202,21 +205,26 @@ def transformers_runner(
 def batches(
   p: Any, config: Any, options: Any, clock: Callable[[], float], prompts: list[list[int]]
 ) -> None:
-  """16 requests of one length together, and the same ones after each other."""
-  some = prompts[:SLOTS]
-  lengths = [EQUAL_TOKENS] * len(some)
+  """16 requests of one length together, and one of them after the other."""
+  some, single = prompts[:SLOTS], prompts[SLOTS // 2 : SLOTS // 2 + 1]
   together, alone = engine_runner(p, config, SLOTS), engine_runner(p, config, 1)
-  together(some, lengths)
-  alone(some, lengths)
-  total = sum(lengths)
-  pairs = [
-    (
-      total / _timed(lambda: together(some, lengths), clock),
-      total / _timed(lambda: alone(some, lengths), clock),
+  decode, whole = [], []
+  for pair in range(options.pairs + 1):
+    short_s, long_s, one_short_s, one_long_s = (
+      _timed(lambda r=run, q=asked, n=n: r(q, [n] * len(q)), clock)
+      for run, asked in ((together, some), (alone, single))
+      for n in (SHORT, LONG)
     )
-    for _ in range(options.pairs)
-  ]
-  _print(f"batch {len(some)} against batch 1, tokens per second", pairs)
+    if pair:  # the first one compiles
+      decode.append(
+        tuple(
+          x * (LONG - SHORT) / s
+          for x, s in ((len(some), long_s - short_s), (1, one_long_s - one_short_s))
+        )
+      )
+      whole.append((len(some) * LONG / long_s, LONG / one_long_s))
+  _print(f"batch {len(some)} against batch 1, decoded tokens per second", decode)
+  _print(f"the same with prompts, answers of {LONG} tokens", whole)
 
 
 def bandwidth(
@@ -231,7 +239,7 @@ def bandwidth(
   import torch
 
   run = engine_runner(p, config, 1)
-  run([prompt], [96])
+  run([prompt], [LONG])
   embedding = p["text"]["embed"].size  # one row of it is read a step
   read_bytes = 4 * (weights - embedding)
   data = torch.ones(max(read_bytes // 4, 1))
@@ -239,8 +247,8 @@ def bandwidth(
   pairs = []
   for _ in range(options.pairs):
     # The prompt and the first burst cost the same in both runs.
-    short, long = (_timed(lambda n=n: run([prompt], [n]), clock) for n in (16, 96))
-    decoded = 80 * read_bytes / (long - short) / 1e9
+    short, long = (_timed(lambda n=n: run([prompt], [n]), clock) for n in (SHORT, LONG))
+    decoded = (LONG - SHORT) * read_bytes / (long - short) / 1e9
     plain = max(read_bytes / _timed(lambda: data.sum(), clock) / 1e9 for _ in range(3))
     pairs.append((decoded, plain))
   _print("batch-1 decode against reading memory, GB per second", pairs)

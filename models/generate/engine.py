@@ -10,7 +10,6 @@ import collections
 import time
 from collections.abc import Callable, Sequence
 
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -211,7 +210,7 @@ class Engine:
       self._places.cache,
       rows,
       script,
-      jnp.asarray(bool(self._waiting)),
+      np.asarray(bool(self._waiting)),
       steps=burst,
       mode=self._mode(),
       vocab_limit=self._config.vocab_limit,

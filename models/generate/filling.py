@@ -1,8 +1,8 @@
 """The next chunk of several prompts as one compiled call takes it."""
 
 from collections.abc import Sequence
+from typing import Any
 
-import jax
 import numpy as np
 
 from models.generate.rows import Row
@@ -42,8 +42,8 @@ def chunk_of(
     visual[i, :count] = row.placed.visual_rows[span]
   places = np.asarray([at[j] for j in which], np.int32)
   start = np.asarray([rows[j].filled for j in which], np.int32)
-  # One transfer for all of them: each has a cost of its own.
-  text = jax.device_put((ids, positions, places, start))
+  # Left on the host: a compiled call takes arrays of the host faster than each can be moved there.
+  text: Any = (ids, positions, places, start)
   if not always_visual and not (visual >= 0).any():
     return Chunk(*text)
   levels, dim = len(model.vision.deepstack), model.text.dim
@@ -55,4 +55,5 @@ def chunk_of(
       seen = np.flatnonzero(visual[i] >= 0)
       features[i, seen] = row.features[visual[i, seen]]
       deep[:, i, seen] = row.deep[:, visual[i, seen]]
-  return Chunk(*text, *jax.device_put((features, visual >= 0, deep if levels else None)))
+  shown: Any = (features, visual >= 0, deep if levels else None)
+  return Chunk(*text, *shown)

@@ -1,10 +1,10 @@
 """A request on its way: what the engine knows of it between two compiled steps."""
 
 import dataclasses
+from typing import Any
 
-import jax
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Float
 
 from models.generate.prefixes import Track
 from models.generate.request import Request
@@ -73,7 +73,7 @@ class Row:
     return bool((self.placed.visual_rows[reused:] >= 0).any())
 
 
-def decoding_rows(rows: list[Row | None], steps: int) -> tuple[Rows, Int[Array, "rows steps"]]:
+def decoding_rows(rows: list[Row | None], steps: int) -> tuple[Rows, Any]:
   """The compiled step's view of the rows, and the script of the next steps."""
   count = len(rows)
   width = max([1, *(len(row.request.stop_ids) for row in rows if row)])
@@ -105,11 +105,10 @@ def decoding_rows(rows: list[Row | None], steps: int) -> tuple[Rows, Int[Array, 
       stops[i] = -1
       given = request.script[got : got + steps]
       script[i, : len(given)] = given
-  # One transfer for all of them: each has a cost of its own.
-  arrays, stops, sampling, script = jax.device_put(
-    (whole | flags, stops, (seed, temperature, top_k, top_p), script)
-  )
-  return Rows(**arrays, stops=stops, sampling=Sampling(*sampling)), script
+  # Left on the host: a compiled call takes arrays of the host faster than each can be moved there.
+  drawing: Any = (seed, temperature, top_k, top_p)
+  given: Any = {**whole, **flags, "stops": stops}
+  return Rows(**given, sampling=Sampling(*drawing)), script
 
 
 def _power(count: int) -> int:
