@@ -4,13 +4,14 @@
 """
 
 import pathlib
+from collections.abc import Callable
 
 import numpy as np
 from flax import nnx
 
 from models.wan.vae import WanVAE
 from models.wan.vae_config import VAEConfig
-from models.weights import fill, parameters
+from models.weights import Model, fill, parameters
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "wan22.npz"
 
@@ -30,19 +31,24 @@ SHIFT = 5.0
 
 
 def random_vae(config: VAEConfig, seed: int = 0) -> WanVAE:
-  """A model in which no weight is zero or one; drawn with numpy, the same on every machine."""
-  vae = nnx.eval_shape(lambda: WanVAE(config, rngs=nnx.Rngs(0)))
+  """An autoencoder in which no weight is zero or one."""
+  return randomised(lambda: WanVAE(config, rngs=nnx.Rngs(0)), seed)
+
+
+def randomised(make: Callable[[], Model], seed: int = 0) -> Model:
+  """A model with weights drawn by numpy: the same on every machine, and nothing is compiled."""
+  model = nnx.eval_shape(make)
   random = np.random.default_rng(seed)
 
   def draw(name: str, shape: tuple[int, ...]) -> np.ndarray:
     noise = random.standard_normal(shape).astype(np.float32)
     if name.endswith("kernel"):
       return noise * np.float32(np.prod(shape[:-1]) ** -0.5)
-    return np.float32(0.1) * noise + np.float32(name.endswith("gamma"))
+    return np.float32(0.1) * noise + np.float32(name.endswith(("gamma", "scale")))
 
-  shapes = parameters(vae)
-  fill(vae, {name: draw(name, shapes[name].shape) for name in sorted(shapes)})
-  return vae
+  shapes = parameters(model)
+  fill(model, {name: draw(name, shapes[name].shape) for name in sorted(shapes)})
+  return model
 
 
 def pixels_and_latents() -> tuple[np.ndarray, np.ndarray]:
