@@ -23,6 +23,7 @@ FREE = (
   "total_steps",
   "resume",
   "scheme",  # within a replay mode, which is compared on its own
+  "model.embeddings",  # named by content
   "runtime.executor",
   "runtime.actor_workers",
   "runtime.reward_workers",

@@ -115,8 +115,9 @@ def decoder(
   graphdef, state = nnx.split(vae)
 
   @jax.jit
-  def first(state: Any, latents: jax.Array, cache: Any) -> Any:
-    pixels, cache = nnx.merge(graphdef, state).decode_first(latents, cache)
+  def first(state: Any, latents: jax.Array) -> Any:
+    model = nnx.merge(graphdef, state)
+    pixels, cache = model.decode_first(latents, model.init_decoder_cache(1, *latents.shape[-2:]))
     return video_bytes(pixels[0]), cache
 
   @jax.jit
@@ -126,10 +127,10 @@ def decoder(
 
   def decode(latents: np.ndarray) -> np.ndarray:
     frames = jnp.asarray(latents)[None]
-    cache = vae.init_decoder_cache(1, *frames.shape[-2:])
-    pieces = []
-    for index in range(frames.shape[1]):
-      piece, cache = (following if index else first)(state, frames[:, index : index + 1], cache)
+    piece, cache = first(state, frames[:, :1])
+    pieces = [piece]
+    for index in range(1, frames.shape[1]):
+      piece, cache = following(state, frames[:, index : index + 1], cache)
       pieces.append(piece)
     return np.concatenate([np.asarray(piece) for piece in pieces])
 
