@@ -278,7 +278,9 @@ def _videos(
   name = list(adapters)[-1]
 
   def typed(script: Script) -> Director:
-    return interactive_lib.TypedPrompts(script.prompt, accept, print)
+    # On a terminal the line that shows progress, or the one that was typed, is not at its end.
+    start = "\n" if sys.stdout.isatty() else ""
+    return interactive_lib.TypedPrompts(script.prompt, accept, lambda said: print(start + said))
 
   return VideoRequest(
     settings, adapters[name], name, scripts, seeds, typed if interactive else None, out

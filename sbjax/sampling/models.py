@@ -118,6 +118,7 @@ def build(
   tokens = sampler.frames_per_chunk * sampler.tokens_per_frame(world.dit.cfg)
   few_step = sampler.unipc_steps is None
   run = few_step_generate(settings, policy) if few_step else unipc_generate(policy)
+  empty = jax.jit(policy.init_cache)
   condition = jax.jit(policy.condition)
   write = jax.jit(policy.write_cache)
 
@@ -144,7 +145,10 @@ def build(
 
   generator = Generator(
     sampler=sampler,
-    init_cache=jax.jit(policy.init_cache),
+    # Put where the generator leaves its caches: to XLA it would be another program otherwise.
+    init_cache=empty
+    if mesh is not None
+    else lambda: jax.device_put(empty(), jax.local_devices()[0]),
     condition=lambda prompt: condition(frozen, jnp.asarray(world.embed([prompt])[0]), channels),
     generate=generate,
     write=lambda latents, cache, start_frame, conditioning: write(
