@@ -35,7 +35,7 @@ def get_config() -> config_dict.ConfigDict:
   c.model.name = "digits"  # the embedded world | self-forcing | longlive-1.3b | … | custom
   c.model.checkpoint = ""  # folder of weights; empty: the ones shipped with the world
   c.model.frames = 33  # pixel frames of a video
-  c.model.precision = "fp32"  # fp32 | mixed: what the network computes in
+  c.model.precision = "fp32"  # fp32 | mixed | sf_bf16: what the network computes in
   c.model.remat = "none"  # none | block | dots: what the backward pass computes again
   # Published weights only; configs/self_forcing.py uses them.
   c.model.part = ""  # of a torch file: generator | generator_ema
@@ -89,7 +89,9 @@ def get_config() -> config_dict.ConfigDict:
   c.advantage.combine = "raw_sum"  # adv_sum | raw_sum | separate_loss | gdpo
 
   c.reward = config_dict.ConfigDict()
-  c.reward.name = "world"  # world | function | unified_reward | unified_reward_flex | vr_thinker
+  # world | function | hps_v21 | clip_score | unified_reward | unified_reward_flex | vr_thinker |
+  # digits_reasoner
+  c.reward.name = "world"
   c.reward.also = ()  # further judges; components are then written judge.component
   c.reward.function = ""  # module:function or file.py:function, for name='function'
   c.reward.components = ("digit", "colour", "motion")
@@ -124,6 +126,13 @@ def get_config() -> config_dict.ConfigDict:
   c.reward.judge.evict_after = 3  # failures in a row
   c.reward.judge.cooldown_s = 30.0
   c.reward.judge.concurrency = 16  # judgements at a time
+
+  c.reward.image = config_dict.ConfigDict()  # hps_v21 and clip_score only
+  c.reward.image.hps_checkpoint = ""  # folder with HPS v2.1's weights and a CLIP tokenizer.json
+  c.reward.image.clip_checkpoint = ""  # folder of a CLIP
+  c.reward.image.frames = 8  # of a video, evenly spaced
+  c.reward.image.best_share = 1.0  # the share of them, the best, whose mean counts
+  c.reward.image.jpeg = False  # store each frame as JPEG of quality 75 first
 
   c.optim = config_dict.ConfigDict()
   c.optim.learning_rate = 1e-3

@@ -175,8 +175,26 @@ class SettingsJudge:
   concurrency: Count
 
 
+@dataclasses.dataclass(frozen=True)
+class SettingsImage:
+  """Judges of single frames: HPS v2.1 and a CLIP score."""
+
+  hps_checkpoint: str
+  clip_checkpoint: str
+  frames: Count
+  best_share: Annotated[float, Range(0.0, 1.0, low_open=True)]
+  jpeg: bool
+
+
 JudgeName = Literal[
-  "world", "function", "unified_reward", "unified_reward_flex", "digits_reasoner", "vr_thinker"
+  "world",
+  "function",
+  "unified_reward",
+  "unified_reward_flex",
+  "digits_reasoner",
+  "vr_thinker",
+  "hps_v21",
+  "clip_score",
 ]
 
 
@@ -188,6 +206,7 @@ class SettingsReward:
   also: tuple[str, ...]
   function: str
   judge: SettingsJudge
+  image: SettingsImage
   components: tuple[str, ...]
   weights: tuple[float, ...]
   views: Annotated[int, Range(1, 16)]

@@ -1,6 +1,6 @@
 """CLIP's two towers and their score, the cosine between image and text.
 
-Pre-norm transformer blocks with exact GELU. An image is its class token's row, a text the row of
+Pre-norm transformer blocks. An image is its class token's row, a text the row of
 its end token, each normed, projected and scaled to length one.
 
 Source: open_clip's ViT models, and HPS v2.1, which is one of them; the parity tests compare.
@@ -125,7 +125,8 @@ def _blocks(
     p = blocks[index]
     x = x + _attention(p, _norm(p["norm1"], config, x), heads, attended)
     h = dense(p["up"], _norm(p["norm2"], config, x))
-    x = x + dense(p["down"], jax.nn.gelu(h, approximate=False))
+    h = h * jax.nn.sigmoid(1.702 * h) if config.quick_gelu else jax.nn.gelu(h, approximate=False)
+    x = x + dense(p["down"], h)
   return x
 
 

@@ -7,14 +7,15 @@ import dataclasses
 import pathlib
 from typing import Any
 
+from models.clip import folder
 from sbjax.rewards import digits_reasoner, unified_reward, unified_reward_flex, vr_thinker
 from sbjax.rewards.combined import CombinedReward
 from sbjax.rewards.conversation import ConversationJudge, DialogueProtocol
 from sbjax.rewards.generator import Generator
 from sbjax.rewards.http_generator import HTTPConfig, HTTPGenerator
 from sbjax.rewards.pairwise import PairwiseReward
-from sbjax.rewards.protocol import PointwiseReward, Reward
-from sbjax.settings import SettingsJudge, SettingsReward
+from sbjax.rewards.protocol import Judge, PointwiseReward, Reward
+from sbjax.settings import SettingsImage, SettingsJudge, SettingsReward
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,16 +26,20 @@ class JudgeKind:
     components: names of its values; empty where its user names them.
     pairwise: whether it compares two videos.
     conversation: whether it is a dialogue with a language model.
+    checkpoint: field of `reward.image` that names its folder; empty where it has none.
   """
 
   components: tuple[str, ...]
   pairwise: bool = False
   conversation: bool = False
+  checkpoint: str = ""
 
 
 KINDS = {
   "world": JudgeKind(("digit", "colour", "motion")),
   "function": JudgeKind(()),
+  "hps_v21": JudgeKind(("overall",), checkpoint="hps_checkpoint"),
+  "clip_score": JudgeKind(("overall",), checkpoint="clip_checkpoint"),
   "unified_reward": JudgeKind(("overall", *unified_reward.SCORES), conversation=True),
   "unified_reward_flex": JudgeKind(
     ("overall", "dimensions", *unified_reward_flex.CATEGORIES), pairwise=True, conversation=True
@@ -142,6 +147,23 @@ def _generator(settings: SettingsJudge, mesh: Any) -> Generator:
   )
 
 
+def image_judge(settings: SettingsImage, name: str) -> Judge:
+  """Builds a judge of single frames from its checkpoint.
+
+  Raises:
+    ValueError: the checkpoint is damaged or does not fit.
+  """
+  from sbjax.rewards.clip_judge import ClipJudge  # imports JAX
+
+  return ClipJudge(
+    getattr(settings, KINDS[name].checkpoint),
+    hps=name == "hps_v21",
+    frames=settings.frames,
+    best_share=settings.best_share,
+    jpeg=settings.jpeg,
+  )
+
+
 def check(settings: SettingsReward) -> None:
   """Refuses judges and settings of theirs that do not go together.
 
@@ -162,6 +184,32 @@ def check(settings: SettingsReward) -> None:
       f"{talking[0]!r} or {talking[1]!r}."
     )
   _check_conversation(settings, talking[0] if talking else None)
+  _check_images(settings)
+
+
+def _check_images(settings: SettingsReward) -> None:
+  used = {KINDS[name].checkpoint: name for name in settings.judges if KINDS[name].checkpoint}
+  for field in ("hps_checkpoint", "clip_checkpoint"):
+    path = getattr(settings.image, field)
+    if field not in used:
+      if path:
+        raise ValueError(
+          f"reward.image.{field} is {path!r}, but no judge of {settings.judges!r} uses it; leave "
+          "it empty."
+        )
+      continue
+    if not path:
+      raise ValueError(f"reward.image.{field} is ''; {used[field]!r} needs a folder.")
+    if not pathlib.Path(path, "tokenizer.json").is_file():
+      raise ValueError(
+        f"reward.image.{field} is {path!r}, where tokenizer.json is missing; name a folder with "
+        "weights and a CLIP's tokenizer."
+      )
+    try:
+      folder.config_of(path)
+      folder.weights_of(path)
+    except ValueError as error:
+      raise ValueError(f"reward.image.{field} cannot be used: {error}") from error
 
 
 def _check_components(settings: SettingsReward) -> None:

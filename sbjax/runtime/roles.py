@@ -239,6 +239,8 @@ def _judge(settings: Settings, models: WorldModels) -> Judge:
       return FunctionJudge(reward.function, catalogue.components_of(reward, name))
     if name == "world":
       return WorldJudge(models.judging, reward.views)
+    if catalogue.KINDS[name].checkpoint:
+      return catalogue.image_judge(reward.image, name)
     return catalogue.conversation_judge(reward.judge, name, mesh=worker_mesh(settings))
 
   return JudgeTable({name: build(name) for name in reward.judges})
