@@ -72,6 +72,7 @@ class ChunkSizes:
     channels: differentiated scalars.
     latent_bytes: of a chunk of latents in float32.
     states: latent states that a rollout records of a chunk.
+    widens: whether products in bfloat16 are computed in float32, as XLA does on CPUs.
   """
 
   dit: DiTConfig
@@ -84,6 +85,7 @@ class ChunkSizes:
   channels: int
   latent_bytes: int
   states: int
+  widens: bool
 
   @property
   def compute_bytes(self) -> int:
@@ -206,17 +208,27 @@ def _layer_weights(sizes: ChunkSizes) -> int:
   cast = sizes.compute_bytes if sizes.compute_bytes != sizes.weight_bytes else 0
   low = _FLOAT + (sizes.compute_bytes if sizes.compute_bytes != _FLOAT else 0)
   adapter = layer_adapter(sizes.dit, sizes.rank, sizes.targets) * low
-  return layer_parameters(sizes.dit) * (sizes.weight_bytes + cast) + adapter
+  layer = layer_parameters(sizes.dit)
+  if sizes.widens and sizes.compute_bytes != _FLOAT:
+    # XLA's CPU products want float32, and all blocks are widened before the loop over them.
+    return layer * _FLOAT * (sizes.dit.num_layers + 1) + adapter
+  return layer * (sizes.weight_bytes + cast) + adapter
 
 
 def _forward_working(sizes: ChunkSizes) -> int:
   tokens, ffn, scores = _elements(sizes)
   past = (sizes.slots - sizes.tokens) * sizes.dit.dim * sizes.compute_bytes
-  # Scores before and after the exponential, or, in bfloat16, its result once more in that type.
-  narrow = 0 if sizes.compute_bytes == _FLOAT else 2 * scores
+  # Scores before and after the exponential, and its result once more in bfloat16.
+  narrow = _narrow_scores(sizes, scores)
   attention = 2 * _FLOAT * scores + narrow + past + 2 * _FLOAT * tokens
   feed_forward = 2 * sizes.compute_bytes * ffn + 2 * _FLOAT * tokens
   return _layer_weights(sizes) + max(attention, feed_forward)
+
+
+def _narrow_scores(sizes: ChunkSizes, scores: int) -> int:
+  if sizes.compute_bytes == _FLOAT:
+    return 0
+  return (2 + (_FLOAT if sizes.widens else 0)) * scores
 
 
 def kept_bytes(sizes: ChunkSizes, remat: str) -> int:
@@ -242,7 +254,7 @@ def _gradient_working(sizes: ChunkSizes, channels: int) -> int:
   layers = sizes.dit.num_layers
   # The block that is being differentiated has everything of itself at hand, whatever the policy.
   # In its attention that is the weights, their gradient and the gradient of the scores.
-  narrow = 0 if sizes.compute_bytes == _FLOAT else 2 * scores
+  narrow = _narrow_scores(sizes, scores)
   attention = 3 * _FLOAT * scores + narrow + 10 * _FLOAT * tokens
   block = max(kept_bytes(sizes, "none"), attention)
   saved = layers * kept_bytes(sizes, sizes.dit.remat)

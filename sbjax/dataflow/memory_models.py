@@ -45,7 +45,12 @@ class DecodeSizes:
 
 def vae_parameters(vae: VAEConfig) -> int:
   """Parameters of encoder and decoder; 126,892,531 of Wan2.1's."""
-  return _half(vae, decoder=False) + _half(vae, decoder=True)
+  return _half(vae, decoder=False) + decoder_parameters(vae)
+
+
+def decoder_parameters(vae: VAEConfig) -> int:
+  """Parameters of the decoder alone."""
+  return _half(vae, decoder=True)
 
 
 def _conv(width_in: int, width_out: int, *size: int) -> int:

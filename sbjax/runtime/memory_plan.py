@@ -78,6 +78,7 @@ def run_sizes(
     channels=len(recipe.objective.channels),
     latent_bytes=4 * shape[0] * shape[1] * shape[2] * shape[3],
     states=recipe.schedule.steps + 1,
+    widens=on_cpu,
   )
   decode = DecodeSizes(
     vae=vae,

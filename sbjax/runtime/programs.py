@@ -14,6 +14,8 @@ from flax import nnx
 
 from models.layers.lora import lora_shapes
 from models.wan.dit import CausalWanDiT
+from models.wan.vae import WanVAE
+from sbjax.dataflow.memory_models import DecodeSizes
 from sbjax.policy import TextConditioning, WanPolicy
 from sbjax.rollout import make_rollout
 from sbjax.runtime.recipe import Recipe
@@ -106,6 +108,28 @@ def programs(
     trained = tuple(range(steps))
     known["fused"] = Program(rollout.fused_chunk, (*made, stochastic), {"trained": trained})
   return {kind: known[kind] for kind in kinds if kind in known}
+
+
+def decode_program(sizes: DecodeSizes) -> Program:
+  """A call of a streamed decoder to bytes of video."""
+  kind = jnp.bfloat16 if sizes.value_bytes == 2 else jnp.float32
+  vae = nnx.eval_shape(lambda: WanVAE(sizes.vae, rngs=nnx.Rngs(0), dtype=kind, param_dtype=kind))
+  graphdef, state = nnx.split(vae)
+
+  @jax.jit
+  def decode(state: Any, latents: jax.Array, cache: Any) -> Any:
+    model = nnx.merge(graphdef, state)
+    step = model.decode_first if sizes.starts else model.decode_next
+    pixels, after = step(latents, cache)
+    scaled = 255.0 * jnp.clip(0.5 * pixels[0] + 0.5, 0.0, 1.0)
+    return scaled.astype(jnp.uint8).transpose(0, 2, 3, 1), after
+
+  shape = (1, sizes.frames, sizes.vae.z_dim, sizes.height, sizes.width)
+  latents = jax.ShapeDtypeStruct(shape, jnp.float32)
+  cache = jax.eval_shape(
+    lambda s: nnx.merge(graphdef, s).init_decoder_cache(1, sizes.height, sizes.width), state
+  )
+  return Program(decode, (state, latents, cache), {})
 
 
 def working_bytes(recipe: Recipe, param_dtype: Any, kind: str) -> int:
