@@ -49,7 +49,6 @@ class Worker:
     self._adapters: dict[str, Any] = {}
     self._folded: dict[BufferKey, np.ndarray] = {}
     self._units: dict[BufferKey, Any] = {}
-    self._embedded: dict[str, np.ndarray] = {}
 
   def call(self, op: str, args: Mapping[str, Any], *inputs: Any) -> tuple[dict[str, Any], ...]:
     """Runs one operation.
@@ -77,8 +76,8 @@ class Worker:
     facts = {
       "platform": devices[0].platform,
       "device": devices[0].device_kind,
-      "memory_bytes": int((devices[0].memory_stats() or {}).get("bytes_limit", 0)),
       "devices": len(devices),
+      "memory_bytes": int((devices[0].memory_stats() or {}).get("bytes_limit", 0)),
       "parameters": dict(roles.parameters),
       "pixel_stride": roles.pixel_stride,
     }
@@ -337,9 +336,8 @@ class Worker:
     return self._adapters[version]
 
   def _embeds(self, prompt: str) -> np.ndarray:
-    if prompt not in self._embedded:
-      self._embedded[prompt] = np.asarray(self.roles.embed([prompt])[0], np.float32)
-    return self._embedded[prompt]
+    # Not kept: one of Wan's takes 8 MB, and reading it again takes milliseconds.
+    return np.asarray(self.roles.embed([prompt])[0], np.float32)
 
   def _inputs(
     self, trajectory: Trajectory, trained: tuple[int, ...], reference: np.ndarray | None
