@@ -20,7 +20,7 @@ OWN_STEPS = 2
 
 
 class Planner:
-  """Keeps the costs, the plan in force and the number of fused candidates.
+  """Keeps the workers, the costs, the plan in force and the number of fused candidates.
 
   Args:
     recipe: the run's recipe.
@@ -39,7 +39,7 @@ class Planner:
     fused: int | None = None,
   ):
     self._runtime = recipe.settings.runtime
-    self._scheme, self._slots = scheme, tuple(slots)
+    self._scheme, self.slots = scheme, tuple(slots)
     self._own = profiled is None
     self.costs = profiled
     self._planned_with = profiled
@@ -66,12 +66,12 @@ class Planner:
       slots: the same workers, with the memory of their devices.
       memory: what tasks and what they leave behind take.
     """
-    self._slots, self._memory, self.plan = tuple(slots), memory, None
+    self.slots, self._memory, self.plan = tuple(slots), memory, None
 
   def warmed(self, warm: WarmUp) -> None:
     """Takes the warm-up's times where there is no profile."""
     if self._own:
-      self.costs = self._planned_with = costs_of_warmup(warm, self._slots)
+      self.costs = self._planned_with = costs_of_warmup(warm, self.slots)
 
   def plan_for(self, shape: StepShape) -> Plan:
     """The plan of a step; searched anew where the shape or the costs have changed.
@@ -90,14 +90,14 @@ class Planner:
       plan = fixed_plan(
         self._scheme,
         shape,
-        self._slots,
+        self.slots,
         decodes_on_reward=self._runtime.decodes_on_reward,
         replays_on_reward=self._runtime.replays_on_reward,
       )
       count = max(self.fused or 0, 0)
       return dataclasses.replace(plan, fused=fused_candidates(shape, count))
     return place.search(
-      shape, self._scheme, self._slots, self.costs, memory=self._memory, fused=self.fused
+      shape, self._scheme, self.slots, self.costs, memory=self._memory, fused=self.fused
     )
 
   def observe(self, spans: Sequence[Span]) -> str | None:
@@ -110,7 +110,7 @@ class Planner:
     if self._runtime.plan == "fixed" or self.costs is None or self.plan is None:
       return None
     self._observed += 1
-    self.costs = refined(self.costs, spans, self.plan, self._slots)
+    self.costs = refined(self.costs, spans, self.plan, self.slots)
     if self._own and self._observed == OWN_STEPS:
       return self._again("the run has measured its own tasks")
     limit = self._runtime.replan_drift

@@ -1,4 +1,4 @@
-"""The precision policies: how far from float32, what rounds, and that a replay meets its rollout."""
+"""Precision policies: how far from float32, what rounds, and that a replay meets its rollout."""
 
 import dataclasses
 
