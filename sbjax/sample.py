@@ -142,6 +142,8 @@ def read_request(argv: Sequence[str]) -> "Request | VideoRequest":
   seeds = _seeds(values["seeds"]) or (COMPARED_SEEDS if compare else PLAIN_SEEDS)
   scripts = _scripts(settings, values, COMPARED_PROMPTS if compare else PLAIN_PROMPTS)
   if compare:
+    if any(script.switches for script in scripts):
+      raise ValueError(f"--prompts is {values['prompts']!r}, whose switches need --mode=videos.")
     videos = _count("videos", values["videos"], 0, DEFAULT_VIDEOS)
     adapters, step = _adapters(settings, values)
     prompts = tuple(script.prompt for script in scripts)

@@ -89,6 +89,21 @@ def test_switches_of_the_command_line_are_for_every_prompt(tmp_path):
   )
 
 
+def test_switches_of_a_file_are_played_and_not_compared(tmp_path, capsys):
+  path = tmp_path / "scripts.jsonl"
+  path.write_text(f'{{"prompt": "{PROMPT}", "switches": [{{"frame": 2, "prompt": "{PROMPT}"}}]}}\n')
+  words = (QUICKSTART, f"--prompts={path}", f"--out={tmp_path / 'out'}")
+  asked = request(*words)
+  assert isinstance(asked, VideoRequest)
+  assert asked.scripts == (Script(PROMPT, (Switch(2, PROMPT),)),)
+  for more, says in (
+    ("--mode=compare", "switches need"),
+    (f"--switch=3:{PROMPT}", "one of the two"),
+  ):
+    assert sample.main(["sbjax.sample", *words, more]) == 2
+    assert says in capsys.readouterr().err
+
+
 def test_an_adapter_makes_videos_where_that_is_asked(tmp_path):
   from sbjax.runtime.roles import recipe_of
   from sbjax.state.adapter import save_adapter
