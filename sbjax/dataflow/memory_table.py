@@ -120,11 +120,13 @@ def worker_bytes(
     f"adapters, {VERSIONS} versions": VERSIONS * adapter,
     "video decoder": models.vae_parameters(run.decode.vae) * run.decode.value_bytes,
   }
-  if run.judge is not None and "judge" in kinds:
+  if run.judge is not None:
+    # Every worker loads the judge and warms it up, also one that will not be asked to judge.
     shards = run.fsdp * run.seq
     weights = models.judge_parameters(run.judge.model) * run.judge.value_bytes
     held["judge"] = weights // shards
-    held["judge's keys and values"] = models.judge_cache_bytes(run.judge) // shards
+    if "judge" in kinds:
+      held["judge's keys and values"] = models.judge_cache_bytes(run.judge) // shards
   makers: dict[str, Callable[[], Mapping[str, int]]] = {
     "generate": lambda: _generate(run, working),
     "decode": lambda: _decode(run, working),

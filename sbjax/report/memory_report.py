@@ -128,28 +128,35 @@ def _device(
 def text(found: Mapping[str, Any]) -> str:
   """The plan as lines for a terminal."""
   workers: Mapping[str, Any] = found["workers"]
+  small = max(w["total"] for w in workers.values()) < GIB
+  unit, name_of_unit = (2**20, "MiB") if small else (GIB, "GiB")
+
+  def row(name: str, cells: Sequence[Any]) -> str:
+    shown = ["-" if c is None else c if isinstance(c, str) else f"{c / unit:.2f}" for c in cells]
+    return f"{name:32s}" + "".join(f"{cell:>12s}" for cell in shown)
+
   frames, height, width = found["latent"]
   lines = [
     f"{found['model']}, {frames} latent frames of {height} x {width}, precision "
     f"{found['precision']}, remat {found['remat']}, adapter of rank {found['rank']}, scheme "
     f"{found['scheme']}",
-    f"GiB per device, {found['basis']}"
+    f"{name_of_unit} per device, {found['basis']}"
     + (f" on {found['compiled_on']}" if found["compiled_on"] else ""),
     "",
-    _row("", list(workers)),
+    row("", list(workers)),
   ]
   for part in _names(worker["held"] for worker in workers.values()):
-    lines.append(_row(part, [w["held"].get(part) for w in workers.values()]))
-  lines.append(_row("held all the time", [sum(w["held"].values()) for w in workers.values()]))
+    lines.append(row(part, [w["held"].get(part) for w in workers.values()]))
+  lines.append(row("held all the time", [sum(w["held"].values()) for w in workers.values()]))
   for task in _names(worker["tasks"] for worker in workers.values()):
     given = [w["tasks"].get(task) for w in workers.values()]
-    lines.append(_row(f"{task} adds", [None if g is None else sum(g.values()) for g in given]))
+    lines.append(row(f"{task} adds", [None if g is None else sum(g.values()) for g in given]))
     for part in _names(g for g in given if g is not None):
-      lines.append(_row(f"  {part}", [None if g is None else g.get(part) for g in given]))
-  lines.append(_row("held + largest task", [w["total"] for w in workers.values()]))
-  lines.append(_row("  which is", [w["largest_task"] for w in workers.values()]))
+      lines.append(row(f"  {part}", [None if g is None else g.get(part) for g in given]))
+  lines.append(row("held + largest task", [w["total"] for w in workers.values()]))
+  lines.append(row("  which is", [w["largest_task"] for w in workers.values()]))
   folded = [w["host_per_candidate"] for w in workers.values()]
-  lines.append(_row("host: gradients of a candidate", folded))
+  lines.append(row("host: gradients of a candidate", folded))
   for device in found["devices"]:
     lines += ["", *_device_lines(device, found)]
   return "\n".join(lines)
@@ -174,8 +181,3 @@ def _device_lines(device: Mapping[str, Any], found: Mapping[str, Any]) -> list[s
 def _names(parts: Any) -> list[str]:
   """Every name once, in the order in which they are met."""
   return list(dict.fromkeys(name for part in parts for name in part))
-
-
-def _row(name: str, cells: Sequence[Any]) -> str:
-  shown = ["-" if c is None else c if isinstance(c, str) else f"{c / GIB:.2f}" for c in cells]
-  return f"{name:32s}" + "".join(f"{cell:>12s}" for cell in shown)

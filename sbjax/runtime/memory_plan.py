@@ -200,10 +200,14 @@ def check(recipe: Recipe, sizes: table.RunSizes, limits: Iterable[tuple[str, int
     need = worker.total_bytes + (worker.host if sizes.host_is_device else 0)
     if need > limit:
       raise ValueError(
-        f"a worker of group {group!r} needs about {need / GIB:.1f} GiB on a device, most of it for "
-        f"{_largest(worker)}, and the device has {limit / GIB:.1f} GiB; "
+        f"a worker of group {group!r} needs about {_size(need)} on a device, most of it for "
+        f"{_largest(worker)}, and the device has {_size(limit)}; "
         f"{_advice(recipe, sizes, scheme, group, limit)}"
       )
+
+
+def _size(number: int) -> str:
+  return f"{number / GIB:.1f} GiB" if number >= GIB else f"{number / 2**20:.1f} MiB"
 
 
 def _largest(worker: table.WorkerBytes) -> str:
@@ -211,7 +215,7 @@ def _largest(worker: table.WorkerBytes) -> str:
   task = worker.largest_task
   parts = dict(worker.held) | {f"{k} of {task}": v for k, v in worker.tasks[task].items()}
   order = sorted(parts, key=lambda name: -parts[name])[:2]
-  return " and ".join(f"{name} ({parts[name] / GIB:.1f} GiB)" for name in order)
+  return " and ".join(f"{name} ({_size(parts[name])})" for name in order)
 
 
 def _advice(recipe: Recipe, sizes: table.RunSizes, scheme: Scheme, group: str, limit: int) -> str:

@@ -111,7 +111,8 @@ def test_a_worker_holds_what_its_group_may_be_asked_for():
   actor = table.worker_bytes(RUN, scheme("stagebreaker"), "actor")
   reward = table.worker_bytes(RUN, scheme("stagebreaker"), "reward")
   judging = table.worker_bytes(RUN, scheme("async_reward"), "reward")
-  assert "judge" in both.held and "judge" in reward.held and "judge" not in actor.held
+  cache = "judge's keys and values"
+  assert cache in both.held and cache in reward.held and cache not in actor.held
   assert {"generate", "update"} <= set(actor.tasks) and "generate" not in reward.tasks
   assert set(judging.tasks) == {"judge"}
   assert "forward" in table.worker_bytes(RUN, scheme("async_train"), "actor").tasks
