@@ -204,15 +204,18 @@ def _elements(sizes: ChunkSizes) -> tuple[int, int, int]:
 
 
 def _layer_weights(sizes: ChunkSizes) -> int:
-  """One block's weights and adapter, taken out of the stack and cast where types differ."""
+  """A block's weights and adapter, taken out of the stack and cast where types differ; of all
+  blocks that one iteration of the loop over them holds.
+  """
   cast = sizes.compute_bytes if sizes.compute_bytes != sizes.weight_bytes else 0
   low = _FLOAT + (sizes.compute_bytes if sizes.compute_bytes != _FLOAT else 0)
   adapter = layer_adapter(sizes.dit, sizes.rank, sizes.targets) * low
   layer = layer_parameters(sizes.dit)
+  at_once = min(sizes.dit.scan_unroll, sizes.dit.num_layers)
   if sizes.widens and sizes.compute_bytes != _FLOAT:
     # XLA's CPU products want float32, and all blocks are widened before the loop over them.
     return layer * _FLOAT * (sizes.dit.num_layers + 1) + adapter
-  return layer * (sizes.weight_bytes + cast) + adapter
+  return at_once * (layer * (sizes.weight_bytes + cast) + adapter)
 
 
 def _forward_working(sizes: ChunkSizes) -> int:
