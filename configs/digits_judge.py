@@ -32,7 +32,7 @@ def get_config() -> config_dict.ConfigDict:
   c.reward.judge.mode = "pairwise_all"
   c.reward.judge.swap_orders = True
   c.reward.judge.checkpoint = "world"  # the judge that is shipped with the world
-  c.reward.judge.max_tokens = 96
+  c.reward.judge.max_tokens = 112
   c.reward.judge.slots = 32
   c.reward.judge.context_tokens = 256
   return c

@@ -20,7 +20,7 @@ from sbjax.rewards.protocol import Job, Verdict, Video
 WEIGHTS = pathlib.Path(__file__).parents[1] / "worlds" / "digits" / "weights" / "reasoner"
 COMPONENTS = ("digit", "colour", "motion")
 ANSWERS = ("overall", *COMPONENTS)
-WINNERS = {"one": 1.0, "two": 0.0, "equal": 0.5}
+WINNERS = {"first": 1.0, "second": 0.0, "equal": 0.5}
 THINK_END = "</think>"
 SEEN_FRAMES = 6
 FRAMES_PER_S = 16
@@ -73,8 +73,8 @@ def _close_ups(frames: Video) -> Video:
 
 def question(prompt: str, views: Sequence[Frames]) -> Message:
   """What the judge is asked about two videos."""
-  asked = f"asked for: {prompt}. video one:"
-  return Message("user", (asked, views[0], "video two:", views[1], "which is better?"))
+  asked = f"asked for: {prompt}. first video:"
+  return Message("user", (asked, views[0], "second video:", views[1], "which is better?"))
 
 
 def parse_answer(text: str) -> dict[str, float] | None:
@@ -98,7 +98,7 @@ def parse_answer(text: str) -> dict[str, float] | None:
 def parse_scores(text: str) -> tuple[Mapping[str, int], Mapping[str, int]] | None:
   """Reads the scores, 1 to 5, that the reasoning gives each video; None where one is missing."""
   reasoning = text.rpartition(THINK_END)[0]
-  scores = {name: re.findall(rf"\b{name} ([1-5])\b", reasoning) for name in COMPONENTS}
+  scores = {name: re.findall(rf"\b{name} [a-z ]+ ([1-5])\b", reasoning) for name in COMPONENTS}
   if any(len(found) != 2 for found in scores.values()):
     return None
   first, second = ({name: int(found[i]) for name, found in scores.items()} for i in (0, 1))
@@ -140,7 +140,7 @@ class DigitsReasoner:
     temperature: 0 is greedy.
   """
 
-  max_tokens: int = 128
+  max_tokens: int = 112
   temperature: float = 0.0
 
   def view(self, video: Video) -> Frames:

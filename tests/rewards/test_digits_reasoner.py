@@ -11,9 +11,10 @@ from sbjax.rewards.protocol import Job
 
 JOB = Job((0, 1), "a red seven moves left slowly", 5)
 ANSWER = (
-  "<think> video one shows a red nine, perhaps a seven, moving left slowly; digit 2, colour 5, "
-  "motion 4. video two shows a red seven moving left slowly; digit 5, colour 5, motion 3. </think> "
-  "digit: two. colour: equal. motion: one. overall: two."
+  "<think> first video shows a red nine, perhaps a seven, moving left slowly. digit nine for seven "
+  "2, colour red for red 5, motion left slowly for left slowly 4. second video shows a red seven "
+  "moving left slowly. digit seven for seven 5, colour red for red 5, motion left slowly for left "
+  "slowly 3. </think> digit: second. colour: equal. motion: first. overall: second."
 )
 
 
@@ -75,10 +76,10 @@ def test_both_videos_and_the_prompt_are_in_one_question():
   [
     "",
     ANSWER.replace("</think>", ""),
-    "</think> digit: two. colour: equal. motion: one. overall: two.",
-    ANSWER.replace("overall: two.", ""),
-    ANSWER.replace("motion: one.", "motion: neither."),
-    ANSWER + " overall: one.",
+    "</think> digit: second. colour: equal. motion: first. overall: second.",
+    ANSWER.replace("overall: second.", ""),
+    ANSWER.replace("motion: first.", "motion: neither."),
+    ANSWER + " overall: first.",
   ],
 )
 def test_what_is_not_of_the_form_is_a_failure(text):
@@ -93,7 +94,7 @@ def test_scores_of_the_reasoning():
     {"digit": 2, "colour": 5, "motion": 4},
     {"digit": 5, "colour": 5, "motion": 3},
   )
-  assert parse_scores(ANSWER.replace("motion 3", "motion 7")) is None
+  assert parse_scores(ANSWER.replace("slowly 3", "slowly 7")) is None
 
 
 def test_the_shipped_judge_goes_by_the_name_world():

@@ -5,7 +5,7 @@ continues where it was:
 
   videos     videos of the base model, and what the world's judge reads in them
   tower      the vision tower alone
-  pairs      the whole model
+  pairs      the decoder, on what the tower sees
   agreement  how often it is right, and agrees with itself
 
 The folder is then a judge in the Hugging Face layout: `--config.reward.judge.checkpoint=DIR`.
@@ -143,13 +143,14 @@ def create(out: pathlib.Path, seed: int, effort: Effort, the_world: world.World)
     nnx.replace_by_pure_dict(filled, trained)
     nnx.update(model.visual, filled)
   else:
-    ink, labels = the_world.images.half("reader")
-    few = effort.tower.videos
-    tower.train(model, lambda rng: videos.drawn(rng, few, ink, labels), seed, effort.tower)
+    shown = train.mixed_batch(the_world.images, cache, effort.tower.videos)
+    tower.train(model, shown, seed, effort.tower)
     training.save_tree(tower_file, nnx.to_pure_dict(nnx.state(model.visual, nnx.Param)))
   done("tower")
   mixed = train.mixed_batch(the_world.images, cache, effort.pairs.videos)
-  train.train_pairs(model, mixed, seed, effort.pairs, str(work))
+  train.train_pairs(
+    model, mixed, seed, effort.pairs, str(work), lambda step: write_folder(out, model)
+  )
   write_folder(out, model)
   done("pairs")
   result = agreement.measure_both(out, the_world, effort.measured)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jaxtyping import Array, Bool, Float, Int
 from tokenizers import Tokenizer
 
@@ -17,7 +18,7 @@ from models.qwen_vl.model import forward
 from models.qwen_vl.positions import place
 from models.qwen_vl.preprocess import Encoded, encode_video
 from models.qwen_vl.presets import QwenVLConfig
-from models.qwen_vl.vision import encode_slices
+from models.qwen_vl.vision import Features
 from sbjax.rewards.digits_reasoner import question
 from sbjax.rewards.generator import Frames
 from sbjax.worlds.digits import judge, prompts
@@ -69,12 +70,16 @@ def asked_of(
   return prompts.Asked(**values)
 
 
-def random_pairs(rng: np.random.Generator, clips: Clips, swapped: bool = True) -> list[Pair]:
-  """Neighbours in the batch, and the same the other way round under another prompt."""
+def random_pairs(rng: np.random.Generator, clips: Clips, alike: float = 0.0) -> list[Pair]:
+  """Neighbours in the batch, and the same the other way round under another prompt.
+
+  In the share `alike` of the pairs both videos are the same one.
+  """
   pairs = []
   for first in range(0, len(clips) - 1, 2):
-    for one, other in ((first, first + 1), (first + 1, first))[: 1 + swapped]:
-      pairs.append(Pair(one, other, asked_of(rng, clips, one, other)))
+    for one, other in ((first, first + 1), (first + 1, first)):
+      second = one if rng.uniform() < alike else other
+      pairs.append(Pair(one, second, asked_of(rng, clips, one, second)))
   return pairs
 
 
@@ -138,23 +143,23 @@ def lesson(
 
 
 def loss(
-  p: Tree,
-  config: QwenVLConfig,
-  patches: Float[Array, "slices patches width"],
-  side: int,
-  made: Lesson,
+  text_parameters: Tree, config: QwenVLConfig, seen: Features, made: Lesson
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-  """Mean cross-entropy of the answers' tokens, and the share of tokens that are right."""
-  features = encode_slices(p["visual"], config.vision, patches, side, side)
-  flat = features.tokens.reshape(-1, features.tokens.shape[-1])
-  deep = features.deep.reshape(features.deep.shape[0], *flat.shape)
-  scores = forward(p, config, made.ids, made.positions, flat, made.visual_rows, deep)
+  """Mean cross-entropy of the answers' tokens, and the share of tokens that are right.
+
+  Args:
+    text_parameters: the decoder's.
+    config: the sizes.
+    seen: what the tower makes of the batch's videos, slice by slice.
+    made: the sequences.
+  """
+  flat = seen.tokens.reshape(-1, seen.tokens.shape[-1])
+  deep = seen.deep.reshape(seen.deep.shape[0], *flat.shape)
+  p = {"text": text_parameters}
+  scores = forward(p, config, made.ids, made.positions, flat, made.visual_rows, deep)[:, :-1]
   target = made.ids[:, 1:]
   learned = jnp.asarray(made.learned[:, 1:], jnp.float32)
-  scores = scores[:, :-1]
-  shifted = scores - scores.max(axis=-1, keepdims=True)
-  chosen = jnp.take_along_axis(shifted, target[..., None], axis=-1)[..., 0]
-  entropy = jnp.log(jnp.exp(shifted).sum(axis=-1)) - chosen
+  entropy = optax.softmax_cross_entropy_with_integer_labels(scores, target)
   right = (scores.argmax(axis=-1) == target).astype(jnp.float32)
   total = learned.sum()
   return (entropy * learned).sum() / total, (right * learned).sum() / total

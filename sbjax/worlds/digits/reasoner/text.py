@@ -35,7 +35,7 @@ def vocabulary() -> list[str]:
   times = [f"<{tenth / 10:.1f} seconds>" for tenth in range(round(_LONGEST_VIDEO_S * 10) + 1)]
   attributes = [*prompts.COLOURS, *prompts.DIGITS, *prompts.DIRECTIONS, *prompts.SPEEDS]
   words = "user assistant a an moves moving asked for video which is better shows perhaps"
-  verdict = "digit colour motion overall equal . , : ; ?"
+  verdict = "digit colour motion overall first second equal . , : ; ?"
   listed = [*words.split(), *verdict.split(), *map(str, range(1, SCORES + 1)), *attributes]
   return [*MARKS, UNKNOWN, "<think>", THINK_END, *times, *dict.fromkeys(listed)]
 
@@ -72,28 +72,33 @@ def score(probability: float) -> int:
   return min(SCORES, 1 + int(SCORES * probability))
 
 
-def description(tables: Tables, scores: Mapping[str, int]) -> str:
-  """What a video shows, and how it scores."""
-  names = {
-    "digit": prompts.DIGITS,
-    "colour": prompts.COLOURS,
-    "direction": prompts.DIRECTIONS,
-    "speed": prompts.SPEEDS,
-  }
-  likeliest = {name: words[int(tables[name].argmax())] for name, words in names.items()}
+def description(tables: Tables, asked: prompts.Asked, scores: Mapping[str, int]) -> str:
+  """What a video shows, and how that scores beside what was asked for, word by word.
+
+  To write both words side by side makes the score a matter of the last few words: without that the
+  decoder had learned to see and to compare scores, but not to score, after 250 steps.
+  """
+  likeliest = prompts.Asked(**{name: int(table.argmax()) for name, table in tables.items()})
+  seen, wanted = _words(likeliest), _words(asked)
   second = int(np.argsort(tables["digit"])[-2])
   doubt = tables["digit"][second] >= PERHAPS
   perhaps = f", perhaps a {prompts.DIGITS[second]}," if doubt else ""
-  listed = ", ".join(f"{name} {scores[name]}" for name in COMPONENTS)
-  return (
-    f"shows a {likeliest['colour']} {likeliest['digit']}{perhaps} moving "
-    f"{likeliest['direction']} {likeliest['speed']}; {listed}."
-  )
+  listed = ", ".join(f"{n} {seen[n]} for {wanted[n]} {scores[n]}" for n in COMPONENTS)
+  return f"shows a {seen['colour']} {seen['digit']}{perhaps} moving {seen['motion']}. {listed}."
+
+
+def _words(asked: prompts.Asked) -> dict[str, str]:
+  """The words for each component."""
+  return {
+    "digit": prompts.DIGITS[asked.digit],
+    "colour": prompts.COLOURS[asked.colour],
+    "motion": f"{prompts.DIRECTIONS[asked.direction]} {prompts.SPEEDS[asked.speed]}",
+  }
 
 
 def winner(first: float, second: float) -> str:
   """The answer's word for who has more."""
-  return "equal" if first == second else ("one" if first > second else "two")
+  return "equal" if first == second else ("first" if first > second else "second")
 
 
 def answer(first: Tables, second: Tables, asked: prompts.Asked) -> str:
@@ -102,7 +107,7 @@ def answer(first: Tables, second: Tables, asked: prompts.Asked) -> str:
   totals = [sum(WEIGHTS[name] * value for name, value in one.items()) for one in scores]
   verdicts = [f"{name}: {winner(scores[0][name], scores[1][name])}." for name in COMPONENTS]
   return (
-    f"<think> video one {description(first, scores[0])} "
-    f"video two {description(second, scores[1])} {THINK_END} "
+    f"<think> first video {description(first, asked, scores[0])} "
+    f"second video {description(second, asked, scores[1])} {THINK_END} "
     f"{' '.join(verdicts)} overall: {winner(*totals)}."
   )

@@ -81,7 +81,7 @@ def loss(
 class Schedule:
   """Steps, videos of one, and the peak of Muon's rate; AdamW's is `vector_share` of it."""
 
-  steps: int = 200
+  steps: int = 300
   videos: int = 32
   peak: float = 1e-2
   vector_share: float = 0.2

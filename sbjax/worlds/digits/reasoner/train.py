@@ -1,4 +1,8 @@
-"""Trains the reasoner: first its tower alone, then the whole model on pairs."""
+"""Trains the reasoner: first its tower alone, then its decoder on pairs of videos.
+
+The decoder is most of the cost, and what it has to learn, which part of the prompt to look at for
+which word, takes many small steps rather than few large ones. The tower stays as it is meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +16,10 @@ import numpy as np
 import optax
 from flax import nnx
 
+from models.layers.dense import tree_of
 from models.qwen_vl.model import QwenVL
 from models.qwen_vl.presets import QwenVLConfig, TextConfig, VisionConfig
+from models.qwen_vl.vision import encode_slices
 from sbjax.rewards.digits_reasoner import SIDE_PX
 from sbjax.worlds.digits import data, optim, prompts, training
 from sbjax.worlds.digits.reasoner import pairs, text, tower, videos
@@ -64,13 +70,24 @@ def sizes() -> QwenVLConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-  """Steps of the second lesson, videos of one, and the peaks of Muon's and AdamW's rates."""
+  """The second lesson.
 
-  steps: int = 600
-  videos: int = 32
+  Attributes:
+    steps: how many.
+    videos: of one step.
+    peak, vector_peak: largest rates of Muon and AdamW.
+    length: tokens of a sequence.
+    alike: share of the steps in which pairs of twice the same video, all of them at first, give
+      way to pairs of two: so the decoder learns to say what is there before it has to tell which
+      of two is meant.
+  """
+
+  steps: int = 800
+  videos: int = 16
   peak: float = 1e-2
   vector_peak: float = 2e-3
-  length: int = 152
+  length: int = 184
+  alike: float = 0.3
 
 
 def mixed_batch(images: data.DigitImages, cache: Clips, count: int) -> tower.Batch:
@@ -103,11 +120,12 @@ def train_pairs(
   seed: int,
   schedule: Schedule,
   workdir: str,
-  after: Callable[[int, QwenVL], None] | None = None,
+  after: Callable[[int], None] | None = None,
 ) -> None:
-  """Trains the whole model in place; continues from the newest kept step of `workdir`."""
+  """Trains `model.text` in place; continues from the newest kept step of `workdir`."""
   config, tokenizer = model.config, text.tokenizer()
-  graph, state = nnx.split(model)
+  visual = tree_of(model.visual)
+  graph, state = nnx.split(model.text)
   merge = optim.merger(graph, state)
   params = optim.plain(state)
   kept = [
@@ -129,9 +147,11 @@ def train_pairs(
   side = SIDE_PX // config.vision.patch_px
 
   @jax.jit
-  def step(params, moments, patches, made):
+  def step(params, moments, visual, patches, made):
+    seen = encode_slices(visual, config.vision, patches, side, side)
+
     def objective(p):
-      return pairs.loss(p, config, patches, side, made)
+      return pairs.loss(p, config, seen, made)
 
     (value, right), gradient = jax.value_and_grad(objective, has_aux=True)(params)
     updates, moments = optimiser.update(gradient, moments, params)
@@ -142,13 +162,16 @@ def train_pairs(
   for number in range(start, schedule.steps):
     clips = batch(rng)
     encoded = [pairs.encoded(view, config) for view in clips.views()]
-    asked = pairs.random_pairs(rng, clips)
+    asked = pairs.random_pairs(
+      rng, clips, max(0.0, 1.0 - number / (schedule.alike * schedule.steps))
+    )
     made = pairs.lesson(config, tokenizer, clips, encoded, asked, schedule.length)
     patches = jnp.asarray(np.concatenate([one.patches for one in encoded]))
-    params, moments, value, _ = step(params, moments, patches, made)
+    params, moments, value, _ = step(params, moments, visual, patches, made)
     progress.update(number - start, float(value))
     if (number + 1) % KEEP_EVERY == 0 or number + 1 == schedule.steps:
       training.save_tree(os.path.join(workdir, f"pairs_{number + 1}.npz"), params)
+      nnx.update(model.text, nnx.state(merge(params), nnx.Param))
       if after is not None:
-        after(number + 1, merge(params))
-  nnx.update(model, nnx.state(merge(params), nnx.Param))
+        after(number + 1)
+  nnx.update(model.text, nnx.state(merge(params), nnx.Param))
