@@ -129,16 +129,18 @@ def measure(settings: Settings, workdir: pathlib.Path, rounds: int) -> Profile:
     most = math.ceil(len(measuring.step_jobs(recipe, reward)) / judges)
     total = measuring.measured_kinds(recipe, most)
     line = stack.enter_context(Progress(f"profiling {settings.model.frames} frames", total))
-    rows = measuring.Measuring(
+    measured = measuring.Measuring(
       driver.pool,
       recipe,
       size,
       rounds=rounds,
       timeout_s=settings.runtime.startup_timeout_s,
       progress=line.advance,
-    ).run(prompt, reward, most)
+    )
+    rows = measured.run(prompt, reward, most)
     devices = profiling.devices_of(driver.facts, driver.slots)
-  return Profile(rows, profiling.fingerprint(settings), devices)
+  print_ = profiling.fingerprint(settings)
+  return Profile(rows, print_, devices, judges=tuple(measured.judges))
 
 
 def table(profile: Profile) -> str:

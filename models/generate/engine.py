@@ -10,6 +10,7 @@ import collections
 import time
 from collections.abc import Callable, Sequence
 
+import jax
 import numpy as np
 from jax.sharding import Mesh
 
@@ -63,9 +64,23 @@ class Engine:
     self._places = Places(model.text, config, kind, mesh, self.counts)
 
   @property
+  def config(self) -> EngineConfig:
+    """Its sizes."""
+    return self._config
+
+  @property
   def pending(self) -> int:
     """Requests that have no result yet."""
     return len(self._waiting) + self._places.busy
+
+  @property
+  def filling(self) -> bool:
+    """Whether a request waits for a row or for the rest of its prompt."""
+    return bool(self._waiting) or any(row.to_fill for _, row in self._places.taken())
+
+  def wait(self) -> None:
+    """Waits until the devices have done what was asked of them so far, for whoever takes times."""
+    jax.block_until_ready(self._places.cache)
 
   def submit(self, request: Request) -> int:
     """Queues a request and gives its number.

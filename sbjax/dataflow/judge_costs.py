@@ -46,6 +46,24 @@ class JudgePoint:
 
 
 @dataclasses.dataclass(frozen=True)
+class JudgeRow(JudgePoint):
+  """A measurement with where it was made.
+
+  Attributes:
+    worker: kind of worker.
+    slots: dialogues that its judge decodes at once.
+  """
+
+  worker: str = "reward"
+  slots: int = 1
+
+  @property
+  def key(self) -> tuple[str, int, int, int, int, int]:
+    """What was measured."""
+    return (self.worker, self.slots, self.jobs, self.frames, self.prompt_tokens, self.new_tokens)
+
+
+@dataclasses.dataclass(frozen=True)
 class JudgeCosts:
   """Seconds of a judge on one kind of worker.
 
@@ -105,7 +123,7 @@ def fit(points: Sequence[JudgePoint], slots: int) -> JudgeCosts:
   if wide:
     raise ValueError(f"jobs is {wide[0]}; measure at most as many as the {slots} slots.")
   written = [p for p in points if p.new_tokens]
-  if len({p.jobs for p in written}) < 2:
+  if len({p.jobs for p in written}) < min(2, slots):
     raise ValueError(
       f"points has {len(points)} measurements; give at least two batch sizes whose dialogues write."
     )

@@ -7,9 +7,10 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from sbjax.dataflow.costs import StepCosts, WorkerCosts
+from sbjax.dataflow.judge_costs import JudgeCosts, JudgeRow, fit
 
 FORMAT = 1
 
@@ -54,6 +55,9 @@ class Row:
     return self.kind, self.worker, self.frames, self.height_px, self.width_px, self.batch
 
 
+Record = TypeVar("Record", Row, JudgeRow)
+
+
 @dataclasses.dataclass(frozen=True)
 class Profile:
   """Task times of one configuration on one set of devices.
@@ -63,6 +67,7 @@ class Profile:
     config: fingerprint of the settings that task times depend on.
     devices: kind of worker -> what it runs on.
     emulated: True where nobody measured the times.
+    judges: what a generating judge takes, by frames, tokens and batch.
 
   Raises:
     ValueError: for an unknown kind, a doubled row, or a number that cannot be a measurement.
@@ -72,6 +77,7 @@ class Profile:
   config: str
   devices: Mapping[str, str]
   emulated: bool = False
+  judges: tuple[JudgeRow, ...] = ()
 
   def __post_init__(self):
     seen = set()
@@ -95,7 +101,24 @@ class Profile:
     """The kinds of workers that were measured."""
     return tuple(sorted({row.worker for row in self.rows} - {_DRIVER}))
 
-  def costs(self, frames: int, height_px: int, width_px: int, *, scale: float = 1.0) -> StepCosts:
+  def judging(self, worker: str) -> JudgeCosts | None:
+    """The costs of a generating judge on a kind of worker; None where none was measured.
+
+    Raises:
+      ValueError: too little was measured to tell its costs apart.
+    """
+    mine = [row for row in self.judges if row.worker == worker]
+    return fit(mine, mine[0].slots) if mine else None
+
+  def costs(
+    self,
+    frames: int,
+    height_px: int,
+    width_px: int,
+    *,
+    scale: float = 1.0,
+    dialogue: tuple[int, int, int] | None = None,
+  ) -> StepCosts:
     """Costs of a step's tasks for videos of one size.
 
     Between measured lengths, areas and judge batches times are piecewise linear, beyond them the
@@ -108,16 +131,27 @@ class Profile:
       height_px: height of a video.
       width_px: width of a video.
       scale: what every time is multiplied by.
+      dialogue: frames, tokens of the prompt and tokens of the answers of a judge's dialogue, where
+        they differ from the measured run's; needs `judges`.
 
     Raises:
-      ValueError: a kind that every step has was not measured.
+      ValueError: a kind that every step has was not measured, or a dialogue is given and no judge
+        that generates was.
     """
+    if dialogue is not None and not self.judges:
+      raise ValueError("the profile has no judges, whose dialogues could differ; measure it again.")
     measured = {row.kind for row in self.rows}
     for kind in _REQUIRED:
       if kind not in measured:
         raise ValueError(f"the profile has no row of kind {kind!r}; run sbjax.profile again.")
     size = (frames, height_px * width_px)
     by_kind = {worker: self._worker(worker, *size) for worker in self.workers}
+    for worker in self.workers if dialogue is not None else ():
+      judging = self.judging(worker)
+      if judging is not None and dialogue is not None:
+        most = max([judging.slots, *(row.batch for row in self.rows if row.kind == "judge")])
+        table = judging.table(most, *dialogue)
+        by_kind[worker] = dataclasses.replace(by_kind[worker], judge_s=table)
     together = _mean(list(by_kind.values()))
     for worker in ("actor", "reward", "both"):
       by_kind.setdefault(worker, together)
@@ -166,6 +200,11 @@ class Profile:
     kept = {row.key: row for row in self.rows} | {row.key: row for row in rows}
     return dataclasses.replace(self, rows=tuple(kept[key] for key in sorted(kept)))
 
+  def with_judges(self, judges: Iterable[JudgeRow]) -> "Profile":
+    """The same for measurements of a generating judge."""
+    kept = {row.key: row for row in self.judges} | {row.key: row for row in judges}
+    return dataclasses.replace(self, judges=tuple(kept[key] for key in sorted(kept)))
+
   def merged(self, other: "Profile") -> "Profile":
     """Two profiles of the same configuration and devices; the other's rows are newer.
 
@@ -175,7 +214,9 @@ class Profile:
     other.check(self.config, {k: v for k, v in self.devices.items() if k in other.devices})
     devices = {**self.devices, **other.devices}
     return dataclasses.replace(
-      self.with_rows(other.rows), devices=devices, emulated=self.emulated or other.emulated
+      self.with_rows(other.rows).with_judges(other.judges),
+      devices=devices,
+      emulated=self.emulated or other.emulated,
     )
 
   def check(self, config: str, devices: Mapping[str, str]) -> None:
@@ -206,9 +247,12 @@ class Profile:
     head = {"format": FORMAT, "emulated": self.emulated, "config": self.config}
     head["devices"] = dict(self.devices)
     text = json.dumps(head, indent=2)[:-2]
-    rows = ",\n    ".join(json.dumps(dataclasses.asdict(row)) for row in self.rows)
+    lists = {"rows": self.rows} | ({"judges": self.judges} if self.judges else {})
+    for name, rows in lists.items():
+      lines = ",\n    ".join(json.dumps(dataclasses.asdict(row)) for row in rows)
+      text += f',\n  "{name}": [\n    {lines}\n  ]'
     partial = Path(f"{path}.partial")
-    partial.write_text(f'{text},\n  "rows": [\n    {rows}\n  ]\n}}\n')
+    partial.write_text(f"{text}\n}}\n")
     partial.replace(path)
 
 
@@ -227,16 +271,24 @@ def read_profile(path: str | os.PathLike[str]) -> Profile:
 
 
 def _profile(read: Any) -> Profile:
-  body = _fields(
-    read, {"format": int, "emulated": bool, "config": str, "devices": dict, "rows": list}
-  )
+  types = {"format": int, "emulated": bool, "config": str, "devices": dict, "rows": list}
+  judges = read.pop("judges", []) if isinstance(read, dict) else []  # most judges do not generate
+  body = _fields(read, types)
   if body["format"] != FORMAT:
     raise ValueError(f"format is {body['format']}; this version reads {FORMAT}.")
   if not all(isinstance(name, str) for name in body["devices"].values()):
     raise ValueError("devices must map kinds of workers to names.")
-  types = {f.name: f.type for f in dataclasses.fields(Row)}
-  rows = tuple(Row(**_fields(row, types)) for row in body["rows"])
-  return Profile(rows, body["config"], body["devices"], body["emulated"])
+  rows = _records(Row, body["rows"])
+  return Profile(
+    rows, body["config"], body["devices"], body["emulated"], _records(JudgeRow, judges)
+  )
+
+
+def _records(kind: type[Record], read: Any) -> tuple[Record, ...]:
+  if not isinstance(read, list):
+    raise ValueError(f"{read!r} stands where a list of {kind.__name__} must.")
+  types = {f.name: f.type for f in dataclasses.fields(kind)}
+  return tuple(kind(**_fields(row, types)) for row in read)
 
 
 def _fields(read: Any, types: Mapping[str, Any]) -> dict[str, Any]:

@@ -166,8 +166,8 @@ class EmulatedWorker:
     del latents
     return {}, (np.zeros((1, 8, 8, 3), np.uint8),)
 
-  def _judge(self, *videos, jobs: tuple[Job, ...], candidates, retries):
-    del videos, candidates, retries
+  def _judge(self, *videos, jobs: tuple[Job, ...], candidates, retries, salt=()):
+    del videos, candidates, retries, salt
     verdicts = []
     for job in jobs:
       random = self._emulation.random(job.seed, *(c + 2**20 for c in job.candidates))
@@ -175,6 +175,10 @@ class EmulatedWorker:
       values = random.uniform(size=len(names))
       verdicts.append(Verdict(dict(zip(names, map(float, values), strict=True)), "", "emulated"))
     return {"verdicts": verdicts}, ()
+
+  def _measure_judge(self, video, jobs, rounds):
+    del video, jobs, rounds
+    return {"points": []}, ()  # nothing generates here
 
   def _heldout(self, video, prompt):
     del video, prompt

@@ -98,6 +98,11 @@ class JudgeTable:
   def __init__(self, judges: Mapping[str, Judge]):
     self._judges = judges
 
+  @property
+  def judges(self) -> Mapping[str, Judge]:
+    """Judges by name."""
+    return self._judges
+
   def judge(self, jobs: Sequence[Job], videos: Mapping[int, Video]) -> list[Verdict]:
     """Answers jobs, in order; a judge gets its own together, and what it raises is its failure."""
     verdicts: dict[int, Verdict] = {}

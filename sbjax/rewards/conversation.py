@@ -34,6 +34,11 @@ class ConversationJudge:
   def __init__(self, protocol: DialogueProtocol, generator: Generator):
     self._protocol, self._generator = protocol, generator
 
+  @property
+  def generator(self) -> Generator:
+    """Who answers."""
+    return self._generator
+
   def judge(self, jobs: Sequence[Job], videos: Mapping[int, Video]) -> list[Verdict]:
     """Runs all jobs' dialogues together; a video's frames are chosen once for all of them."""
     wanted = {candidate for job in jobs for candidate in job.candidates}

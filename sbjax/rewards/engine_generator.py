@@ -11,7 +11,7 @@ from models.generate import request as engine_request
 from models.generate.engine import Engine
 from models.layers.dense import tree_of
 from models.qwen_vl import checkpoint
-from models.qwen_vl.chat import Encode, chat_prompt
+from models.qwen_vl.chat import Encode, Prompt, chat_prompt
 from models.qwen_vl.preprocess import Encoded, encode_image, encode_video
 from models.qwen_vl.presets import QwenVLConfig, VisionConfig
 from sbjax.rewards.generator import Dialogue, Frames, Message, Reply, Request
@@ -47,6 +47,20 @@ class EngineGenerator:
   ):
     self._engine, self._model, self._encode = engine, model, encode
     self._stop_ids, self._total_timeout_s, self._clock = stop_ids, total_timeout_s, clock
+
+  @property
+  def engine(self) -> Engine:
+    """The engine."""
+    return self._engine
+
+  @property
+  def model(self) -> QwenVLConfig:
+    """Its model."""
+    return self._model
+
+  def prompt(self, parts: Sequence[str | Encoded]) -> Prompt:
+    """A user's turn of texts and pictures, as a dialogue would begin."""
+    return chat_prompt(self._model, self._encode, [("user", list(parts))])
 
   def generate(self, dialogues: Sequence[Dialogue]) -> list[tuple[Reply, ...]]:
     """Runs dialogues together; what is not done after `total_timeout_s` each has failed."""

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from sbjax.dataflow.judge_costs import JudgeRow
 from sbjax.dataflow.profile import Row
 from sbjax.rewards.protocol import Group, Job, Reward
 from sbjax.runtime.executor import Call, Handle, Result
@@ -78,6 +79,9 @@ class Measuring:
     rounds: timed repetitions of a kind, after one that compiles.
     timeout_s: deadline of one task with its compilation.
     progress: called when a kind has been measured.
+
+  Attributes:
+    judges: what a generating judge took, by frames, tokens and batch.
   """
 
   def __init__(
@@ -94,6 +98,7 @@ class Measuring:
     self._rounds, self._timeout_s, self._progress = rounds, timeout_s, progress
     self._last: dict[str, dict[str, Result]] = {}
     self._rows: list[Row] = []
+    self.judges: list[JudgeRow] = []
 
   def run(self, prompt: str, reward: Reward, most_jobs: int) -> tuple[Row, ...]:
     """Measures every kind.
@@ -118,6 +123,7 @@ class Measuring:
     self._rollout(prompt)
     for size in judge_batches(most_jobs):
       self._judging(judge_jobs(reward, prompt, size))
+    self._dialogues(most_jobs)
     self._training(flat, optimizer)
     for name, state in self._pool.workers.items():
       keep = Call("keep", {"versions": (), "step": 0})
@@ -139,13 +145,27 @@ class Measuring:
 
   def _judging(self, jobs: Sequence[Job]) -> None:
     needed = tuple(sorted({c for job in jobs for c in job.candidates}))
-    call = Call("judge", {"jobs": tuple(jobs), "candidates": needed, "retries": 0})
+    args = {"jobs": tuple(jobs), "candidates": needed, "retries": 0}
+
     # One video plays every candidate: a judge's time follows from the number of videos.
-    self._measure(
-      "judge",
-      lambda name, _: (call, (self._heavy(name, "decode"),) * len(needed)),
-      batch=len(jobs),
-    )
+    def call(name: str, round_: int):
+      salt = (len(jobs), round_)
+      return Call("judge", {**args, "salt": salt}), (self._heavy(name, "decode"),) * len(needed)
+
+    self._measure("judge", call, batch=len(jobs))
+
+  def _dialogues(self, most_jobs: int) -> None:
+    """A judge that generates is measured by frames, tokens and batch too, on one worker a group."""
+    groups = {state.spec.group: name for name, state in self._pool.workers.items()}
+    args = {"jobs": most_jobs, "rounds": self._rounds}
+    for group, name in groups.items():
+      found = self._one(
+        "judge",
+        lambda name, _: (Call("measure_judge", args), (self._heavy(name, "decode"),)),
+        workers=(name,),
+      )
+      for point in found[name].scalars["points"]:
+        self.judges.append(JudgeRow(**point, worker=group))
 
   def _training(self, flat: Handle, optimizer: Handle) -> None:
     recipe = self._recipe

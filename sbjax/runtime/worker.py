@@ -15,7 +15,7 @@ import numpy as np
 
 from sbjax.rewards.protocol import Job, judge_with_retries
 from sbjax.rollout import Trajectory, generate, generate_fused, replay_inputs
-from sbjax.runtime import memory
+from sbjax.runtime import judge_measuring, memory
 from sbjax.runtime.optimizer import initial_state
 from sbjax.runtime.roles import Roles, place
 from sbjax.separation import buffers as buffer_lib
@@ -162,12 +162,36 @@ class Worker:
     return {}, (self.roles.decode(latents),)
 
   def op_judge(
-    self, *videos: np.ndarray, jobs: tuple[Job, ...], candidates: tuple[int, ...], retries: int
+    self,
+    *videos: np.ndarray,
+    jobs: tuple[Job, ...],
+    candidates: tuple[int, ...],
+    retries: int,
+    salt: tuple[int, ...] = (),
   ) -> Output:
-    """Answers judge jobs; the videos come in the order of `candidates`."""
+    """Answers judge jobs; the videos come in the order of `candidates`.
+
+    Args:
+      videos: one a candidate.
+      jobs: the questions.
+      candidates: whose videos they are.
+      retries: further attempts for a job that failed.
+      salt: for measuring with one video in every place: makes them differ, from each other and
+        from those of other salts, so that a judge finds nothing that it has seen before.
+    """
+    if salt:
+      videos = judge_measuring.salted(videos, salt)
     by_candidate = dict(zip(candidates, videos, strict=True))
     verdicts = judge_with_retries(self.roles.judge, jobs, by_candidate, retries)
     return {"verdicts": verdicts}, ()
+
+  def op_measure_judge(self, video: np.ndarray, jobs: int, rounds: int) -> Output:
+    """What a generating judge takes by frames, tokens and batch; none where there is no such."""
+    frames = self.roles.recipe.settings.reward.judge.frames
+    points = judge_measuring.measure_judge(
+      self.roles.judge, video, jobs=jobs, frames=frames, rounds=rounds
+    )
+    return {"points": points}, ()
 
   def op_heldout(self, video: np.ndarray, prompt: str) -> Output:
     """The held-out measure of one video, by name; empty where the world has none."""

@@ -1,11 +1,15 @@
 """A judge's costs by frames, tokens and batch, and what a plan makes of them."""
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sbjax.dataflow.costs import interpolate
-from sbjax.dataflow.judge_costs import JudgeCosts, JudgePoint, fit
+from sbjax.dataflow.judge_costs import JudgeCosts, JudgePoint, JudgeRow, fit
+from sbjax.dataflow.profile import read_profile
+from tests.dataflow.test_profile import profile
 
 SECONDS = st.floats(1e-6, 1e-1)
 GRID = [(1, 0, 20, 8), (1, 4, 300, 8), (4, 4, 300, 32), (4, 1, 90, 8), (2, 0, 200, 16)]
@@ -51,6 +55,29 @@ def test_long_answers_ask_for_larger_batches_than_long_prompts():
     return 16 * costs.judging_s(1, 0, prompt, new) / costs.judging_s(16, 0, prompt, new)
 
   assert gain(100, 2000) > 8 > 1.5 > gain(20_000, 10)
+
+
+def test_a_profile_holds_them_and_tells_what_other_dialogues_would_cost(tmp_path):
+  costs = JudgeCosts(4, 0.01, 0.02, 1e-4, 0.05, 0.001)
+  rows = tuple(
+    JudgeRow(**dataclasses.asdict(point), worker="reward", slots=4) for point in measured(costs)
+  )
+  profile().with_judges(rows).write(tmp_path / "p.json")
+  read = read_profile(tmp_path / "p.json")
+  assert read.judges == tuple(sorted(rows, key=lambda row: row.key))
+  newer = dataclasses.replace(rows[0], decode_s=9.0)
+  assert (
+    newer in read.with_judges([newer]).judges
+    and rows[0] not in read.merged(read.with_judges([newer])).judges
+  )
+  plain, other = read.costs(33, 64, 64), read.costs(33, 64, 64, dialogue=(4, 300, 1000))
+  assert plain == profile().costs(33, 64, 64)
+  assert other.by_kind["actor"] == plain.by_kind["actor"]  # no judge was measured there
+  for jobs in (1, 3, 8):
+    seconds = other.by_kind["reward"].judging_s(jobs)
+    assert seconds == pytest.approx(costs.judging_s(jobs, 4, 300, 1000), rel=1e-3)
+  with pytest.raises(ValueError, match="the profile has no judges"):
+    profile().costs(33, 64, 64, dialogue=(4, 300, 1000))
 
 
 @pytest.mark.parametrize(
