@@ -1,6 +1,6 @@
 """The paper's setting: fitted to its baselines, `stagebreaker` and `sbjax` predicted. Simulated.
 
-    python -m benchmarks.paper [--profile=configs/paper_emulated.json]
+    python -m benchmarks.paper [--profile=configs/paper_emulated.json] [--budget_s=15]
 
 Fits three numbers to three ratios (see `benchmarks.paper_fit`), prints fit and residuals, and then
 what follows: `stagebreaker` beside the paper's figures, the paper's ranges beside ours, `sbjax`,
@@ -36,12 +36,13 @@ def main() -> int:
   """Runs the benchmark."""
   parser = argparse.ArgumentParser(description="The paper's setting, simulated.")
   parser.add_argument("--profile", help="write the fitted task times there")
+  parser.add_argument("--budget_s", type=float, default=15.0, help="of a search in the last table")
   arguments = parser.parse_args()
   fit = paper_fit.fit()
   _print_fit(fit)
   ok = _print_stagebreaker(fit)
   _print_claims(fit.costs)
-  ok &= _print_sbjax(fit.costs)
+  ok &= _print_sbjax(fit.costs, arguments.budget_s)
   _print_sensitivity()
   if arguments.profile:
     profile = profile_of_costs(
@@ -128,15 +129,20 @@ def _print_claims(costs: PaperCosts) -> None:
     )
 
 
-def _print_sbjax(costs: PaperCosts) -> bool:
+def _print_sbjax(costs: PaperCosts, budget_s: float) -> bool:
+  """The search is local, so fusing and not fusing get the same number of simulations."""
   ok = True
   print("| judge | stagebreaker, s | sbjax, s | faster | gap | fused | no fusing, s | gain |")
   print("|---|---|---|---|---|---|---|---|")
   for times in (1.0, 1 / 2, 1 / 3, 1 / 6):
     mine = slower_judge(costs, times)
     other = step_s(Cell(), "stagebreaker", mine)
-    plan = paper_fit.plan_of(Cell(), "sbjax", mine)
-    without = paper_fit.plan_of(Cell(), "sbjax", mine, fused=0).simulated_s
+    first = Cell().candidates // Cell().minibatches
+    plan = min(
+      (paper_fit.plan_of(Cell(), "sbjax", mine, n, budget_s) for n in (None, first)),
+      key=lambda found: found.simulated_s or 0.0,
+    )
+    without = paper_fit.plan_of(Cell(), "sbjax", mine, 0, 2 * budget_s).simulated_s
     assert plan.simulated_s is not None and plan.gap is not None and without is not None
     faster, gain = other / plan.simulated_s - 1, without / plan.simulated_s - 1
     pays = f"{gain:+.1%}" if plan.fused else "fusing does not pay"

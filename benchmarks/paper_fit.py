@@ -70,8 +70,10 @@ class Cell:
   model: str = "1.3B"
 
 
-def plan_of(cell: Cell, scheme: str, costs: PaperCosts, fused: int | None = None) -> Plan:
-  """Plans a scheme in a cell on 4 + 2 devices.
+def plan_of(
+  cell: Cell, scheme: str, costs: PaperCosts, fused: int | None = None, budget_s: float = 1.0
+) -> Plan:
+  """Plans a scheme in a cell on 4 + 2 devices; `fused` and `budget_s` are those of the search.
 
   Raises:
     ValueError: the cell cannot exist.
@@ -79,7 +81,8 @@ def plan_of(cell: Cell, scheme: str, costs: PaperCosts, fused: int | None = None
   shape = paper_shape(cell.candidates, cell.minibatches, cell.frames, cell.algorithm)
   how = scheme_of(scheme)
   by_kind = paper_costs(costs, cell.frames, cell.judge, cell.algorithm, cell.resolution, cell.model)
-  return search(shape, how, worker_slots(how, ACTORS, REWARDS), by_kind, fused=fused)
+  slots = worker_slots(how, ACTORS, REWARDS)
+  return search(shape, how, slots, by_kind, fused=fused, budget_s=budget_s)
 
 
 def step_s(cell: Cell, scheme: str, costs: PaperCosts) -> float:

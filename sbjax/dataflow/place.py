@@ -81,6 +81,7 @@ class _Search:
 
   def seconds(self, point: Point) -> float:
     """Simulated seconds of a point; infinite where it does not fit."""
+    point = self.space.canonical(point)
     if point not in self.seen:
       plan, where = self.space.plan(point), self.space
       ran = simulate(where.shape, where.scheme, plan, where.slots, self.costs)

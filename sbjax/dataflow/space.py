@@ -68,6 +68,22 @@ class Space:
     """Name -> value of each knob."""
     return {knob.name: knob.values[i] for knob, i in zip(self.knobs, point, strict=True)}
 
+  def canonical(self, point: Point) -> Point:
+    """The first point with the same plan, where choices leave others without a meaning."""
+    chosen, index = self.chosen(point), {knob.name: i for i, knob in enumerate(self.knobs)}
+    out = list(point)
+    if chosen.get("fused"):
+      # What fuses neither replays nor splits; both knobs count from 0.
+      left = len(self.shape.updates[0]) - chosen["fused"]
+      for name in ("replays/u0", "splits/u0"):
+        if name in index:
+          out[index[name]] = min(out[index[name]], left)
+    if "rest" in index and abs(chosen["decodes"]) == self.shape.candidates:
+      out[index["rest"]] = 0
+    if "judge_dealt" in index and chosen["judge_tasks"] in (1, len(self.shape.jobs)):
+      out[index["judge_dealt"]] = 0
+    return tuple(out)
+
   def plan(self, point: Point) -> Plan:
     """The plan of a point."""
     chosen = self.chosen(point)
@@ -88,11 +104,10 @@ class Space:
     splits: dict[tuple[int, int], tuple[tuple[int, ...], ...]] = {}
     whole = tuple(range(shape.blocks))
     for update, members in enumerate(shape.updates):
-      apart = members[len(members) - chosen.get(f"splits/u{update}", 0) :]
+      mine = [c for c in members if not (update == 0 and c in fused)]
+      apart = mine[max(len(mine) - chosen.get(f"splits/u{update}", 0), 0) :]
       names = []
-      for c in members:
-        if update == 0 and c in fused:
-          continue
+      for c in mine:
         parts = tuple((b,) for b in whole) if c in apart else (whole,)
         if len(parts) > 1:
           splits[update, c] = parts
