@@ -115,6 +115,22 @@ def test_an_evaluation_compares_with_the_base_adapter(run):
   assert set(found["half"]["overall"]) <= {0.0, 0.5, 1.0}
 
 
+def test_an_outage_of_several_steps_skips_them_and_training_goes_on_after_it(run):
+  before = run.adapter
+  run.server.behaviour = (500, b"out of memory")
+  for skipped in (1, 2, 3):
+    metrics = run.step().metrics
+    assert metrics["reward/failed"] == metrics["reward/failed/http_500"] == JOBS
+    assert run.state.skipped_in_row == skipped  # reward.max_skipped_in_row would end the run here
+    np.testing.assert_array_equal(run.adapter, before)
+  run.server.behaviour = (200, brighter)
+  metrics = run.step().metrics
+  assert metrics["reward/failed"] == metrics["training/skipped_updates"] == 0
+  assert run.state.skipped_in_row == 0
+  if metrics["critic/rewards/std_mean"] > 0:
+    assert not np.array_equal(run.adapter, before)
+
+
 @pytest.mark.parametrize(
   ("status", "content", "cause"),
   [
