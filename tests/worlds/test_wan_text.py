@@ -40,7 +40,8 @@ def source(folder, keep, dtype="float32"):
     ("a\u3000cat\u00a0sits", "a cat sits"),
     ("salt &amp; pepper", "salt & pepper"),
     ("salt &amp;amp; pepper", "salt & pepper"),
-    ("&amp;amp;amp;", "&amp;"),
+    ("&amp;amp;amp;", "&"),  # ftfy undoes one escape too
+    ("the cat\u00e2\u20ac\u2122s day", "the cat's day"),  # decoded wrongly once
     ("the cat\u2019s \u201cbig\u201d day", 'the cat\'s "big" day'),
     ("\ufb01ne \uff21\uff22", "fine AB"),
     ("cafe\u0301", "caf\u00e9"),

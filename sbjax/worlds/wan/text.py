@@ -1,36 +1,17 @@
-"""From a prompt to token ids as Wan does it: cleaned, tokenised, cut to the encoder's length.
-
-Wan's cleaning repairs text (the ftfy library), undoes HTML escapes twice, and makes every run of
-white space one blank. Here the repairs are those that change well-encoded text: straight quotes,
-no ligatures or full-width letters, no control characters, composed accents. Text that was decoded
-wrongly before it came here stays as it is: mend the prompt file.
-"""
+"""From a prompt to token ids as Wan does it: cleaned, tokenised, cut to the encoder's length."""
 
 import html
 import pathlib
-import unicodedata
 
+import ftfy
 from tokenizers import Tokenizer
 
 _FILE = "tokenizer.json"
-_STRAIGHT = {
-  **dict.fromkeys((0x02BC, *range(0x2018, 0x201C)), "'"),
-  **dict.fromkeys(range(0x201C, 0x2020), '"'),
-}
-# Latin ligatures; full-width and half-width forms and the wide blank.
-_COMPATIBLE = (*range(0xFB00, 0xFB07), *range(0xFF01, 0xFFF0), 0x3000)
-_REPAIRS = {
-  **_STRAIGHT,
-  **{code: unicodedata.normalize("NFKC", chr(code)) for code in _COMPATIBLE},
-  # White space among the control characters stays: it separates words.
-  **{code: None for code in (*range(0x20), 0x7F, 0xFEFF) if not chr(code).isspace()},
-}
 
 
 def clean(text: str) -> str:
-  """The prompt as Wan tokenises it."""
-  text = unicodedata.normalize("NFC", text.translate(_REPAIRS))
-  return " ".join(html.unescape(html.unescape(text)).split())
+  """The prompt as Wan tokenises it: text repaired, HTML escapes undone twice, single blanks."""
+  return " ".join(html.unescape(html.unescape(ftfy.fix_text(text))).split())
 
 
 class WanTokenizer:
