@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float, UInt8
@@ -23,7 +22,8 @@ class WorldModels:
     embed: prompts -> prompt embeddings [prompts, text_len, text_dim], rows past a prompt zero.
     decode: latents [frames, channels, height, width] -> uint8 video.
     heldout: (videos, prompts) -> the held-out measure by name; None where there is none.
-    judging: what the judge `world` reads videos with; None where there is none.
+    judging: (videos, prompts, views) -> a value per video by component, what the judge `world` reads
+      videos with; None where there is none.
     parameters: parameter counts of the models beside the video model, for the banner.
     pixel_stride: pixels of a latent cell's side.
   """
@@ -34,6 +34,6 @@ class WorldModels:
   embed: Callable[[Sequence[str]], Float[np.ndarray, "prompts text_len text_dim"]]
   decode: Callable[[np.ndarray], UInt8[np.ndarray, "frames height width 3"]]
   heldout: Callable[[np.ndarray, Sequence[str]], Mapping[str, np.ndarray]] | None
-  judging: Any
+  judging: Callable[[np.ndarray, Sequence[str], int], Mapping[str, np.ndarray]] | None
   parameters: Mapping[str, int]
   pixel_stride: int

@@ -113,7 +113,7 @@ def load_models(
     embed=lambda texts: np.stack([embed(text) for text in texts]),
     decode=lambda latents: np.asarray(decode(vae_state, jnp.asarray(latents))),
     heldout=lambda videos, texts: _measures(world.heldout_scores(loaded, videos, tuple(texts))),
-    judging=loaded,
+    judging=lambda videos, texts, views: world.judge_videos(loaded, videos, tuple(texts), views),
     parameters={"decoder": sum(int(leaf.size) for leaf in jax.tree.leaves(vae_state))},
     pixel_stride=loaded.vae.config.spatial_factor,
   )
