@@ -22,8 +22,8 @@ class WorldModels:
     embed: prompts -> prompt embeddings [prompts, text_len, text_dim], rows past a prompt zero.
     decode: latents [frames, channels, height, width] -> uint8 video.
     heldout: (videos, prompts) -> the held-out measure by name; None where there is none.
-    judging: (videos, prompts, views) -> component -> a value per video, with which the judge `world`
-      reads videos; None where there is none.
+    judging: (videos, prompts, views) -> component -> a value per video, with which the judge
+      `world` reads videos; None where there is none.
     parameters: parameter counts of the models beside the video model, for the banner.
     pixel_stride: pixels of a latent cell's side.
   """
