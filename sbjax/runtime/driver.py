@@ -10,7 +10,7 @@ from sbjax.dataflow.build import build_step
 from sbjax.dataflow.costs import StepCosts
 from sbjax.dataflow.graph import StepGraph
 from sbjax.dataflow.memory_table import memory_of
-from sbjax.dataflow.plan import Plan, worker_slots
+from sbjax.dataflow.plan import Plan, allowed_workers, worker_slots
 from sbjax.dataflow.profile import Profile
 from sbjax.dataflow.schemes import scheme as scheme_of
 from sbjax.rewards.protocol import Group, Reward
@@ -41,7 +41,7 @@ class Driver:
     reward: the driver's part of the reward.
     log_dir: folder for worker logs.
     say: prints one line for the user.
-    builder: `module:function` that gives a worker's models.
+    builder: `module:function` that gives a worker's models, as `WorkerSpec` says.
     costs: what tasks take, from a profile; None: the run measures itself.
   """
 
@@ -61,8 +61,17 @@ class Driver:
     self.slots = worker_slots(
       self.scheme, settings.runtime.actor_workers, settings.runtime.reward_workers
     )
+    judging = allowed_workers("judge", "any", self.scheme, self.slots)
     specs = [
-      WorkerSpec(slot.name, slot.group, index, settings, f"{log_dir}/{slot.name}.log", builder)
+      WorkerSpec(
+        slot.name,
+        slot.group,
+        index,
+        settings,
+        f"{log_dir}/{slot.name}.log",
+        builder,
+        judges=slot.name in judging,
+      )
       for index, slot in enumerate(self.slots)
     ]
     self.pool = Pool(executor, specs, startup_timeout_s=settings.runtime.startup_timeout_s, say=say)

@@ -73,8 +73,8 @@ class _EvalProgram:
     return "kind"
 
   def workers(self, task: Task) -> tuple[str, ...]:
-    """Any worker may do anything: nothing here waits for training."""
-    return tuple(self._pool.members(("actor", "reward", "both")))
+    """Nothing here waits for training, so any worker may do anything but judge without a judge."""
+    return tuple(self._pool.judges if task.kind == "judge" else self._pool.workers)
 
   def adapter(self, version: str) -> Handle:
     return self._handle

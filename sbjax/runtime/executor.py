@@ -48,7 +48,8 @@ class WorkerSpec:
     index: position among all workers; picks devices and cores.
     settings: the run's settings, from which the worker builds its models.
     log_file: where its output goes.
-    builder: `module:function` that gives the worker's models from the settings.
+    builder: `module:function` that gives the worker's models from the settings and `judges`.
+    judges: whether it may be asked to judge; only then it loads the judge.
   """
 
   name: str
@@ -57,6 +58,7 @@ class WorkerSpec:
   settings: Settings
   log_file: str
   builder: str = "sbjax.runtime.roles:build_roles"
+  judges: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,10 +91,10 @@ class Result:
   seconds: float
 
 
-def load_builder(spec: WorkerSpec) -> Any:
-  """Imports what builds a worker's models."""
+def load_models(spec: WorkerSpec) -> Any:
+  """Imports what builds a worker's models, and lets it."""
   module, _, function = spec.builder.partition(":")
-  return getattr(importlib.import_module(module), function)
+  return getattr(importlib.import_module(module), function)(spec.settings, spec.judges)
 
 
 class Executor(Protocol):

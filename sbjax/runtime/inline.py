@@ -1,12 +1,13 @@
 """The inline executor: the same graph and operations in this process, one after another."""
 
+import dataclasses
 import itertools
 import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from sbjax.runtime.executor import Call, Result, TaskRaised, WorkerLost, WorkerSpec, load_builder
+from sbjax.runtime.executor import Call, Result, TaskRaised, WorkerLost, WorkerSpec, load_models
 from sbjax.runtime.roles import Roles
 from sbjax.runtime.worker import Worker
 
@@ -23,17 +24,22 @@ class InlineExecutor:
     self._ids = itertools.count()
     self._origin = time.perf_counter()
 
-  def _shared(self) -> Roles:
+  def _shared(self, judges: bool) -> Roles:
+    """The models; a worker that may not judge gets no judge, as in a process of its own."""
     if self._roles is None:
-      spec = next(iter(self._specs.values()))
-      self._roles = load_builder(spec)(spec.settings)
+      # One that judges, if any does: its models are everybody's.
+      spec = max(self._specs.values(), key=lambda spec: spec.judges)
+      self._roles = load_models(spec)
     assert self._roles is not None
-    return self._roles
+    return self._roles if judges else dataclasses.replace(self._roles, judge=None)
+
+  def _worker(self, spec: WorkerSpec) -> Worker:
+    return Worker(spec.name, lambda: self._shared(spec.judges))
 
   def start(self, specs: Sequence[WorkerSpec]) -> None:
     """Makes the workers; models are loaded by the first operation."""
     self._specs = {spec.name: spec for spec in specs}
-    self._workers = {spec.name: Worker(spec.name, self._shared) for spec in specs}
+    self._workers = {spec.name: self._worker(spec) for spec in specs}
 
   def submit(self, worker: str, call: Call, inputs: Sequence[Any] = ()) -> int:
     """Queues a call."""
@@ -91,7 +97,7 @@ class InlineExecutor:
 
   def respawn(self, worker: str) -> None:
     """Makes an empty worker of the same name."""
-    self._workers[worker] = Worker(worker, self._shared)
+    self._workers[worker] = self._worker(self._specs[worker])
 
   def describe(self, worker: str) -> str:
     """Names the worker."""

@@ -1,4 +1,4 @@
-"""Times every task kind on every worker, while the other workers do the same."""
+"""Times every task kind on every worker that does it, while the others do the same."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -152,11 +152,11 @@ class Measuring:
       salt = (len(jobs), round_)
       return Call("judge", {**args, "salt": salt}), (self._heavy(name, "decode"),) * len(needed)
 
-    self._measure("judge", call, batch=len(jobs))
+    self._measure("judge", call, batch=len(jobs), workers=self._pool.judges)
 
   def _dialogues(self, most_jobs: int) -> None:
     """A judge that generates is measured by frames, tokens and batch too, on one worker a group."""
-    groups = {state.spec.group: name for name, state in self._pool.workers.items()}
+    groups = {self._pool.workers[name].spec.group: name for name in self._pool.judges}
     args = {"jobs": most_jobs, "rounds": self._rounds}
     for group, name in groups.items():
       found = self._one(
@@ -233,14 +233,23 @@ class Measuring:
   # One kind.
 
   def _measure(
-    self, kind: str, calls: Calls, *, batch: int = 1, before: Calls | None = None
+    self,
+    kind: str,
+    calls: Calls,
+    *,
+    batch: int = 1,
+    before: Calls | None = None,
+    workers: Sequence[str] = (),
   ) -> None:
-    """Every worker does the kind at the same time, round after round; the first is not counted."""
+    """Workers do the kind at the same time, round after round; the first is not counted.
+
+    All workers do it where none are named.
+    """
     seconds: dict[str, list[float]] = {}
     for round_ in range(self._rounds + 1):
       if before is not None:
         self._one(kind, before, round_)
-      results = self._one(kind, calls, round_)
+      results = self._one(kind, calls, round_, workers)
       self._last[kind] = results
       for name, result in results.items():
         if round_:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 
@@ -176,16 +177,18 @@ def can_fuse(recipe: Recipe) -> bool:
 
 
 def costs_of_warmup(warm: WarmUp, slots: Sequence[WorkerSlot]) -> StepCosts:
-  """Costs from one warm task of each kind on each group."""
+  """Costs from one warm task of each kind on each group; judging is infinite where none was."""
   by_kind = {}
   for slot in slots:
-    took = {kind: by_group[slot.group] for kind, by_group in warm.seconds.items()}
+    took = {
+      k: by_group[slot.group] for k, by_group in warm.seconds.items() if slot.group in by_group
+    }
     replay = took.get("replay", took["backward"])
     by_kind[slot.kind] = WorkerCosts(
       generate_s=took["generate"],
       fused_s=max(took.get("fused", took["generate"]) - took["generate"], 0.0),
       decode_s=took["decode"],
-      judge_s=((1, took["judge"]),),
+      judge_s=((1, took.get("judge", math.inf)),),
       reference_s=took.get("reference", 0.0),
       forward_s=took["forward"],
       backward_s=took["backward"],

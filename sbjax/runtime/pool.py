@@ -99,6 +99,11 @@ class Pool:
     """Names of the workers of some groups, in order."""
     return [name for name, state in self.workers.items() if state.spec.group in groups]
 
+  @property
+  def judges(self) -> list[str]:
+    """Names of the workers that hold the judge, in order."""
+    return [name for name, state in self.workers.items() if state.spec.judges]
+
   def idle(self, groups: Sequence[str]) -> list[str]:
     """Names of the idle workers of some groups, in order."""
     return [name for name in self.members(groups) if self.workers[name].ticket is None]

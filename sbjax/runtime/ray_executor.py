@@ -34,7 +34,7 @@ from sbjax.runtime.executor import (
   TaskRaised,
   WorkerLost,
   WorkerSpec,
-  load_builder,
+  load_models,
 )
 from sbjax.runtime.pool import RunFailed
 
@@ -105,7 +105,7 @@ def real_worker(spec: WorkerSpec) -> Any:
   from sbjax.runtime.worker import Worker
 
   use_cache(cache_dir())
-  return Worker(spec.name, lambda: load_builder(spec)(spec.settings))
+  return Worker(spec.name, lambda: load_models(spec))
 
 
 class _RayWorker:

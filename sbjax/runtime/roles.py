@@ -47,7 +47,7 @@ class Roles:
     condition: (frozen, prompt embedding) -> conditioning.
     embed: prompts -> prompt embeddings [prompts, text_len, text_dim].
     decode: latents [frames, channels, height, width] -> uint8 video.
-    judge: answers judge jobs.
+    judge: answers judge jobs; None on a worker that is never asked to.
     heldout: (videos, prompts) -> the held-out measure by name, or None where there is none.
     parameters: parameter counts by model, for the banner.
     pixel_stride: pixels of a latent cell's side.
@@ -64,7 +64,7 @@ class Roles:
   condition: Callable[[Params, Any], TextConditioning]
   embed: Callable[[Sequence[str]], np.ndarray]
   decode: Callable[[np.ndarray], np.ndarray]
-  judge: Judge
+  judge: Judge | None
   heldout: Callable[[np.ndarray, Sequence[str]], Mapping[str, np.ndarray]] | None
   parameters: Mapping[str, int]
   pixel_stride: int
@@ -81,8 +81,16 @@ def reward_of(settings: Settings) -> Reward:
   return catalogue.reward_of(settings.reward)
 
 
-def build_roles(settings: Settings) -> Roles:
-  """Loads the models and builds the jitted functions; compiles nothing yet."""
+def build_roles(settings: Settings, judges: bool = True) -> Roles:
+  """Loads the models and builds the jitted functions; compiles nothing yet.
+
+  Args:
+    settings: checked settings.
+    judges: whether to load the judge, which may be larger than the video model.
+
+  Raises:
+    ValueError: weights that cannot be used.
+  """
   recipe = recipe_of(settings)
   models = load_models(settings)
   return assemble(
@@ -91,7 +99,7 @@ def build_roles(settings: Settings) -> Roles:
     models.conditioning_channels,
     embed=models.embed,
     decode=models.decode,
-    judge=_judge(settings, models),
+    judge=_judge(settings, models) if judges else None,
     heldout=models.heldout,
     parameters=models.parameters,
     pixel_stride=models.pixel_stride,
@@ -128,7 +136,7 @@ def assemble(
   *,
   embed: Callable[[Sequence[str]], np.ndarray],
   decode: Callable[[np.ndarray], np.ndarray],
-  judge: Judge,
+  judge: Judge | None,
   heldout: Callable[[np.ndarray, Sequence[str]], Mapping[str, np.ndarray]] | None,
   parameters: Mapping[str, int],
   pixel_stride: int,
@@ -141,7 +149,7 @@ def assemble(
     conditioning_channels: [extra, height, width], concatenated to every latent frame.
     embed: prompts -> prompt embeddings.
     decode: latents -> uint8 video.
-    judge: answers judge jobs.
+    judge: answers judge jobs; None where the worker is never asked to.
     heldout: the held-out measure, or None.
     parameters: parameter counts of the other models, for the banner.
     pixel_stride: pixels of a latent cell's side.

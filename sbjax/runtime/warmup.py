@@ -19,7 +19,7 @@ class WarmUp:
   """What the warm-up found.
 
   Attributes:
-    seconds: kind -> group -> seconds of one warm task.
+    seconds: kind -> group -> seconds of one warm task; a group that does not judge has none there.
     score_difference: largest difference of one trajectory's scores between two workers.
   """
 
@@ -40,6 +40,8 @@ def warm_up(
 ) -> WarmUp:
   """Runs one candidate through every task kind on every worker, twice; the second time counts.
 
+  Judging runs on the workers that hold the judge alone.
+
   Args:
     pool: workers that have loaded their models.
     recipe: the run's recipe.
@@ -55,10 +57,14 @@ def warm_up(
   seconds: dict[str, dict[str, float]] = {}
   scores: list[np.ndarray] = []
 
-  def everywhere(kind: str, call_of: Callable[[str], tuple[Call, Sequence[Handle]]]) -> None:
+  def everywhere(
+    kind: str,
+    call_of: Callable[[str], tuple[Call, Sequence[Handle]]],
+    workers: Sequence[str] = names,
+  ) -> None:
     say(f"compiling {kind}")
     for attempt in range(2):
-      for name in names:
+      for name in workers:
         call, inputs = call_of(name)
 
         def ended(result: Result | Exception, name: str = name) -> None:
@@ -71,7 +77,7 @@ def warm_up(
         pool.submit(name, call, inputs, f"warm-up of {kind}", timeout_s, ended)
       pool.drain()
       if attempt == 1:
-        for name in names:
+        for name in workers:
           group = pool.workers[name].spec.group
           times = seconds.setdefault(kind, {})
           times[group] = max(times.get(group, 0.0), results[name][kind].seconds)
@@ -92,7 +98,11 @@ def warm_up(
   if "judge" in kinds:
     needed = tuple(sorted({c for job in judge_jobs for c in job.candidates}))
     judge = {"jobs": tuple(judge_jobs), "candidates": needed, "retries": 0}
-    everywhere("judge", lambda name: (Call("judge", judge), (heavy(name, "decode"),) * len(needed)))
+    everywhere(
+      "judge",
+      lambda name: (Call("judge", judge), (heavy(name, "decode"),) * len(needed)),
+      pool.judges,
+    )
   if recipe.needs_reference:
     reference = {"trained": trained, "version": "warm"}
     everywhere(

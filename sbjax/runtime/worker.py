@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sbjax.rewards.protocol import Job, judge_with_retries
+from sbjax.rewards.protocol import Job, Judge, judge_with_retries
 from sbjax.rollout import Trajectory, generate, generate_fused, replay_inputs
 from sbjax.runtime import judge_measuring, memory
 from sbjax.runtime.optimizer import initial_state
@@ -182,14 +182,14 @@ class Worker:
     if salt:
       videos = judge_measuring.salted(videos, salt)
     by_candidate = dict(zip(candidates, videos, strict=True))
-    verdicts = judge_with_retries(self.roles.judge, jobs, by_candidate, retries)
+    verdicts = judge_with_retries(self._judge, jobs, by_candidate, retries)
     return {"verdicts": verdicts}, ()
 
   def op_measure_judge(self, video: np.ndarray, jobs: int, rounds: int) -> Output:
     """What a generating judge takes by frames, tokens and batch; none where there is no such."""
     frames = self.roles.recipe.settings.reward.judge.frames
     points = judge_measuring.measure_judge(
-      self.roles.judge, video, jobs=jobs, frames=frames, rounds=rounds
+      self._judge, video, jobs=jobs, frames=frames, rounds=rounds
     )
     return {"points": points}, ()
 
@@ -352,6 +352,13 @@ class Worker:
     return outcome.scalars, (outcome.adapter, outcome.ema, outcome.optimizer, outcome.gradient)
 
   # Helpers.
+
+  @property
+  def _judge(self) -> Judge:
+    judge = self.roles.judge
+    if judge is None:
+      raise LookupError(f"{self._name} holds no judge; its group is not one that judges")
+    return judge
 
   def _adapter(self, version: str) -> Any:
     if version not in self._adapters:

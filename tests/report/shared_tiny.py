@@ -8,6 +8,6 @@ from tests.runtime import tiny
 _build = functools.cache(tiny.build_roles)
 
 
-def build_roles(run):
+def build_roles(run, judges):
   """The same roles for every scheme of a run; they do not depend on it."""
-  return _build(dataclasses.replace(run, scheme="colocated"))
+  return _build(dataclasses.replace(run, scheme="colocated"), judges)

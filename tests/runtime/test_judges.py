@@ -31,9 +31,9 @@ def brighter(body):
   return json.dumps({"categories": [{"cat_winner": other}], "reason": "look", "winner": winner})
 
 
-def build_roles(run):
+def build_roles(run, judges):
   judge = catalogue.conversation_judge(run.reward.judge, run.reward.name)
-  return tiny.build_roles(run, judge=JudgeTable({run.reward.name: judge}))
+  return tiny.build_roles(run, judges, JudgeTable({run.reward.name: judge}))
 
 
 class Run:

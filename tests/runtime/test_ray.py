@@ -28,8 +28,8 @@ class SleepyJudge(tiny.PixelJudge):
     return super().judge(jobs, videos)
 
 
-def build_sleepy(run):
-  return tiny.build_roles(run, judge=SleepyJudge())
+def build_sleepy(run, judges):
+  return tiny.build_roles(run, judges, SleepyJudge())
 
 
 @pytest.fixture(scope="module")

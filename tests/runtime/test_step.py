@@ -235,8 +235,8 @@ class OneFails(tiny.PixelJudge):
     return super().judge(jobs, videos)
 
 
-def build_one_fails(run):
-  return tiny.build_roles(run, judge=OneFails())
+def build_one_fails(run, judges):
+  return tiny.build_roles(run, judges, OneFails())
 
 
 class AllNaN(tiny.PixelJudge):
@@ -247,8 +247,8 @@ class AllNaN(tiny.PixelJudge):
     return [Verdict({"bright": float("nan"), "warm": 0.0}) for _ in jobs]
 
 
-def build_all_nan(run):
-  return tiny.build_roles(run, judge=AllNaN())
+def build_all_nan(run, judges):
+  return tiny.build_roles(run, judges, AllNaN())
 
 
 def test_a_failed_reward_is_counted_and_never_a_zero(tmp_path):

@@ -67,7 +67,7 @@ class PixelJudge:
     return verdicts
 
 
-def build_roles(run, judge=None):
+def build_roles(run, judges=True, judge=None):
   dit = CausalWanDiT(DIT, rngs=nnx.Rngs(0))
   # The head starts at zero; a model that predicts nothing would hide every error.
   head = 0.3 * jax.random.normal(jax.random.key(7), (DIT.dim, 4 * 4))
@@ -88,7 +88,7 @@ def build_roles(run, judge=None):
     np.zeros((0, 4, 4), np.float32),
     embed=embed,
     decode=decode,
-    judge=judge or PixelJudge(),
+    judge=(judge or PixelJudge()) if judges else None,
     heldout=lambda videos, prompts: {"p": np.full(len(prompts), 0.5)},
     parameters={},
     pixel_stride=1,
