@@ -19,6 +19,9 @@ _TASKS_PER_S = 60_000
 """Simulated tasks that one second of the budget stands for. A search counts simulations, never the
 clock, so that equal inputs give equal plans on every machine."""
 
+_IDLE = 100
+"""Disturbed copies in a row that lead to nothing new before a search ends."""
+
 _CLOSE = 1e-3
 """A plan within this share of its bound is not searched further."""
 
@@ -147,13 +150,16 @@ class _Search:
     best = starts[0]
     for start in starts[:3]:
       best = min(best, self.climbed(start, enough_s), key=lambda p: (self.seconds(p), p))
-    while not self.spent and self.seconds(best) > enough_s:
-      point = list(best)
+    idle = 0
+    # Several points may have one plan, so a space can be used up before the budget is.
+    while not self.spent and self.seconds(best) > enough_s and idle < _IDLE:
+      known, point = len(self.seen), list(best)
       for knob in draw.sample(range(len(point)), min(draw.randint(1, 4), len(point))):
         point[knob] = draw.randrange(len(self.space.knobs[knob].values))
       found = self.climbed(tuple(point), enough_s)
       if self.seconds(found) <= self.seconds(best):
         best = found
+      idle = idle + 1 if len(self.seen) == known else 0
 
   def climbed(self, best: Point, enough_s: float) -> Point:
     """The end of a climb that takes every better neighbour."""

@@ -211,3 +211,17 @@ def test_every_way_to_cut_judge_tasks_keeps_every_job_once(jobs, tasks, late, de
   cut = _cut([tuple(range(jobs))], tasks, late, dealt=dealt)
   assert sorted(job for batch in cut for job in batch) == list(range(jobs))
   assert all(cut) and len(cut) <= tasks + 1
+
+
+def test_a_search_ends_where_its_points_have_fewer_plans_than_it_may_simulate():
+  shape, chosen = step_shape(groups=1, size=2, minibatches=1, blocks=(4,)), scheme("sbjax")
+  slots = worker_slots(chosen, 1, 1)
+  where = space(shape, chosen, slots)
+  points = itertools.product(*(range(len(knob.values)) for knob in where.knobs))
+  plans = len({where.canonical(point) for point in points})
+  # Between the two: too many points to try each, more simulations than there are plans.
+  simulations = (plans + where.size) // 2
+  tasks = 2 * shape.candidates + len(shape.jobs) + shape.candidates
+  plan = search(shape, chosen, slots, step_costs(), budget_s=simulations * tasks / 60_000)
+  assert plans < simulations < where.size
+  assert plan.searched == "local"
