@@ -10,13 +10,23 @@ import pytest
 from flax import nnx
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
 
 from models.layers.dense import tree_of
 from models.qwen_vl.model import QwenVL
 from models.qwen_vl.presets import QwenVLConfig, from_json
-from sbjax.rewards.digits_reasoner import COMPONENTS, parse_answer, parse_scores
+from models.qwen_vl.text import TextDecoder
+from models.qwen_vl.vision import encode_slices
+from sbjax.rewards.digits_reasoner import (
+  ANSWERS,
+  COMPONENTS,
+  WEIGHTS,
+  parse_answer,
+  parse_scores,
+)
+from sbjax.rewards.protocol import Verdict
 from sbjax.worlds.digits import data, judge, prompts, world
-from sbjax.worlds.digits.reasoner import create, pairs, text, train, videos
+from sbjax.worlds.digits.reasoner import agreement, create, pairs, text, train, videos
 
 RED_SEVEN = prompts.parse("a red seven moves left slowly")
 
@@ -93,8 +103,9 @@ def test_a_doubtful_digit_is_named():
   tables["digit"] = np.full(10, 0.02, np.float32)
   tables["digit"][[7, 9]] = 0.5, 0.34
   written = text.answer(tables, certain("a blue six moves up quickly"), RED_SEVEN)
-  assert "one shows a red seven, perhaps a nine, moving left slowly; digit 3, colour 5," in written
-  assert "two shows a blue six moving up quickly; digit 1, colour 1, motion 1." in written
+  assert "first video shows a red seven, perhaps a nine, moving left slowly." in written
+  assert "digit seven for seven 3, colour red for red 5, motion left slowly" in written
+  assert "second video shows a blue six moving up quickly. digit six for seven 1," in written
 
 
 def small():
@@ -124,7 +135,7 @@ def test_a_lesson_shows_each_pair_its_own_videos(tokenizer, images):
   encoded = [pairs.encoded(view, config) for view in clips.views()]
   asked = pairs.random_pairs(rng, clips)
   assert [(p.first, p.second) for p in asked] == [(0, 1), (1, 0), (2, 3), (3, 2)]
-  made = pairs.lesson(config, tokenizer, clips, encoded, asked, 152)
+  made = pairs.lesson(config, tokenizer, clips, encoded, asked, 184)
   each = encoded[0].visual.grid.tokens(config.vision.merge)
   for row, pair in enumerate(asked):
     shown = made.visual_rows[row][made.visual_rows[row] >= 0]
@@ -145,17 +156,60 @@ def test_a_few_steps_lower_the_loss_and_a_run_continues_where_it_was(images, tok
   config = model.config
   encoded = [pairs.encoded(view, config) for view in clips.views()]
   asked = pairs.random_pairs(np.random.default_rng(2), clips)
-  made = pairs.lesson(config, tokenizer, clips, encoded, asked, 152)
+  made = pairs.lesson(config, tokenizer, clips, encoded, asked, 184)
   patches = jnp.asarray(np.concatenate([one.patches for one in encoded]))
-  value = jax.jit(lambda p: pairs.loss(p, config, patches, 4, made))
-  before, _ = value(tree_of(model))
+  seen = encode_slices(tree_of(model.visual), config.vision, patches, 4, 4)
+  value = jax.jit(lambda p: pairs.loss(p, config, seen, made))
+  before, _ = value(tree_of(model.text))
   schedule = train.Schedule(steps=6, videos=4, vector_peak=1e-2)
   with jax.numpy_dtype_promotion("standard"):  # optax's schedules mix integers and floats
     train.train_pairs(model, lambda rng: clips, 0, schedule, str(tmp_path))
-  after, right = value(tree_of(model))
+  after, right = value(tree_of(model.text))
   assert float(after) < float(before) - 0.5
   assert 0.0 <= float(right) <= 1.0
-  again = QwenVL(small(), rngs=nnx.Rngs(5))
+  again = QwenVL(small(), rngs=nnx.Rngs(0))
+  again.text = TextDecoder(again.config.text, rngs=nnx.Rngs(5))
   with jax.numpy_dtype_promotion("standard"):
     train.train_pairs(again, lambda rng: clips, 0, schedule, str(tmp_path))
   jax.tree.map(np.testing.assert_array_equal, tree_of(again), tree_of(model))
+
+
+def test_a_tie_or_an_answer_that_cannot_be_read_is_not_right():
+  def question(first, second):
+    return agreement.Question((np.zeros(1), np.zeros(1)), "", ({"digit": first}, {"digit": second}))
+
+  questions = [question(1.0, 0.0), question(0.0, 1.0), question(0.6, 0.5), question(1.0, 1.0)]
+  verdicts = [Verdict({"digit": v}) for v in (1.0, 0.5, 1.0, 0.5)]
+
+  def counted(some, least):
+    found = agreement.shares(questions, some, "digit", least)
+    return [round(found[kind] * found["answers"]) for kind in ("right", "tied", "wrong")]
+
+  assert counted(verdicts, 0.0) == [2, 1, 0]
+  assert counted(verdicts, 0.2) == [1, 1, 0]
+  failed = [Verdict(None, "unparsable"), *verdicts[1:]]
+  assert counted(failed, 0.0) == [1, 1, 1]
+  assert agreement.shares(questions, verdicts, "digit", 2.0)["right"] is None
+  assert agreement.share_agreeing(verdicts, failed, "digit") == 3 / 4
+
+
+def test_the_shipped_judge_is_small_and_tells_real_videos_apart(images):
+  files = {path.name: path.stat().st_size for path in WEIGHTS.iterdir()}
+  assert set(files) == {
+    "config.json",
+    "model.safetensors",
+    "reasoner.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+  }
+  assert sum(files.values()) <= create.MAX_SHIPPED_BYTES
+  assert Tokenizer.from_file(str(WEIGHTS / "tokenizer.json")).to_str() == text.tokenizer().to_str()
+  questions = agreement.drawn_questions(images, 16, seed=7)
+  reasoner = agreement.load(WEIGHTS, slots=16)
+  verdicts = agreement.ask(reasoner, questions, swapped=False)
+  found = [agreement.shares(questions, verdicts, name, 0.0) for name in ANSWERS]
+  count = sum(one["answers"] for one in found)
+  assert count >= 20 and sum(one["right"] * one["answers"] for one in found) / count >= 0.85
+  swapped = agreement.ask(reasoner, questions, swapped=True)
+  assert np.mean([agreement.share_agreeing(verdicts, swapped, n) for n in ANSWERS]) >= 0.9
+  assert all(parse_scores(verdict.rationale) for verdict in verdicts)

@@ -10,12 +10,13 @@ Two kinds of pairs, none of whose videos it learned from:
   truth is the quickstart's reward, the probability that the world's judge gives; such rewards
   nearly always differ, so the share of right answers is told by how far they do.
 
-A tie where the true rewards differ is wrong.
+Answers are right, tied or wrong; only right ones count as right where the true rewards differ.
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
 import dataclasses
 import itertools
 import json
@@ -132,16 +133,33 @@ def _other_side(verdict: Verdict) -> Verdict:
   return dataclasses.replace(verdict, components={n: 1 - v for n, v in verdict.components.items()})
 
 
-def share_right(
+def shares(
   questions: Sequence[Question], verdicts: Sequence[Verdict], name: str, least: float
-) -> tuple[float, int]:
-  """Share of right answers among pairs whose true rewards differ by more than `least`; how many."""
-  right = [
-    verdict.components is not None and verdict.components[name] == float(question.gap(name) > 0)
+) -> dict[str, Any]:
+  """Of the answers about pairs whose true rewards differ by more than `least`: right, tied, wrong.
+
+  Returns:
+    "answers": how many there are; "right", "tied" and "wrong": shares of them, None where there is
+    none. An answer that cannot be read is wrong.
+  """
+  counts = collections.Counter(
+    _kind(verdict, name, question.gap(name) > 0)
     for question, verdict in zip(questions, verdicts, strict=True)
     if abs(question.gap(name)) > least
-  ]
-  return (float(np.mean(right)) if right else float("nan")), len(right)
+  )
+  total = counts.total()
+  return {
+    "answers": total,
+    **{kind: counts[kind] / total if total else None for kind in ("right", "tied", "wrong")},
+  }
+
+
+def _kind(verdict: Verdict, name: str, first_is_better: bool) -> str:
+  if verdict.components is None:
+    return "wrong"
+  if verdict.components[name] == 0.5:
+    return "tied"
+  return "right" if verdict.components[name] == float(first_is_better) else "wrong"
 
 
 def share_agreeing(one: Sequence[Verdict], other: Sequence[Verdict], name: str) -> float:
@@ -167,10 +185,7 @@ def measure(
     "agrees_when_swapped": {name: share_agreeing(plain, swapped, name) for name in ANSWERS},
   }
   for gap in gaps:
-    measured = {name: share_right(twice, both, name, gap) for name in ANSWERS}
-    result[f"right_gap_{gap:g}"] = {
-      name: {"share": share, "pairs": count // 2} for name, (share, count) in measured.items()
-    }
+    result[f"gap_over_{gap:g}"] = {name: shares(twice, both, name, gap) for name in ANSWERS}
   return result
 
 

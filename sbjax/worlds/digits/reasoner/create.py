@@ -17,7 +17,6 @@ import argparse
 import dataclasses
 import json
 import pathlib
-import time
 from typing import Any
 
 import numpy as np
@@ -122,19 +121,10 @@ def cached_videos(work: pathlib.Path, the_world: world.World, count: int, seed: 
 
 
 def create(out: pathlib.Path, seed: int, effort: Effort, the_world: world.World) -> dict[str, Any]:
-  """Runs the stages that are not done; gives the agreement table and the times of the stages."""
+  """Runs the stages that are not done; gives seed and agreement table."""
   work = out / "work"
   work.mkdir(parents=True, exist_ok=True)
-  times_s: dict[str, float] = {}
-  began_s = time.monotonic()
-
-  def done(stage: str) -> None:
-    nonlocal began_s
-    times_s[stage] = round(time.monotonic() - began_s, 1)
-    began_s = time.monotonic()
-
   cache = cached_videos(work, the_world, effort.videos, seed)
-  done("videos")
   model = QwenVL(train.sizes(), rngs=nnx.Rngs(seed))
   tower_file = work / "tower.npz"
   if tower_file.exists():
@@ -146,16 +136,12 @@ def create(out: pathlib.Path, seed: int, effort: Effort, the_world: world.World)
     shown = train.mixed_batch(the_world.images, cache, effort.tower.videos)
     tower.train(model, shown, seed, effort.tower)
     training.save_tree(tower_file, nnx.to_pure_dict(nnx.state(model.visual, nnx.Param)))
-  done("tower")
   mixed = train.mixed_batch(the_world.images, cache, effort.pairs.videos)
   train.train_pairs(
     model, mixed, seed, effort.pairs, str(work), lambda step: write_folder(out, model)
   )
   write_folder(out, model)
-  done("pairs")
-  result = agreement.measure_both(out, the_world, effort.measured)
-  done("agreement")
-  return {"seed": seed, "timings_s": times_s, "agreement": result}
+  return {"seed": seed, "agreement": agreement.measure_both(out, the_world, effort.measured)}
 
 
 def main() -> None:

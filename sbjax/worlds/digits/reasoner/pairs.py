@@ -156,8 +156,9 @@ def loss(
   flat = seen.tokens.reshape(-1, seen.tokens.shape[-1])
   deep = seen.deep.reshape(seen.deep.shape[0], *flat.shape)
   p = {"text": text_parameters}
-  scores = forward(p, config, made.ids, made.positions, flat, made.visual_rows, deep)[:, :-1]
-  target = made.ids[:, 1:]
+  ids, positions, rows = map(jnp.asarray, (made.ids, made.positions, made.visual_rows))
+  scores = forward(p, config, ids, positions, flat, rows, deep)[:, :-1]
+  target = ids[:, 1:]
   learned = jnp.asarray(made.learned[:, 1:], jnp.float32)
   entropy = optax.softmax_cross_entropy_with_integer_labels(scores, target)
   right = (scores.argmax(axis=-1) == target).astype(jnp.float32)

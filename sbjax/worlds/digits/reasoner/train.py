@@ -130,7 +130,7 @@ def train_pairs(
   params = optim.plain(state)
   kept = [
     number
-    for number in range(KEEP_EVERY, schedule.steps + 1, KEEP_EVERY)
+    for number in (*range(KEEP_EVERY, schedule.steps, KEEP_EVERY), schedule.steps)
     if os.path.exists(os.path.join(workdir, f"pairs_{number}.npz"))
   ]
   start = max(kept, default=0)
