@@ -10,12 +10,13 @@ its share of wins.
 Whether the videos improve is measured with the quickstart's reward, which this run never sees, and
 with the held-out classifier:
 
-    python -m sbjax.sample --config=configs/quickstart.py --adapter=runs/digits_judge/adapter.safetensors \\
-        --adapters=base,adapter --num_prompts=64 --seeds=1,2 --out=runs/digits_judge/truth
+    python -m sbjax.sample --config=configs/quickstart.py --num_prompts=64 --seeds=1,2 \\
+        --adapter=runs/digits_judge/adapter.safetensors --out=runs/digits_judge/truth
 
 Schemes are compared, one worker of each kind on a core of its own, by
 
-    python -m sbjax.compare --config=configs/digits_judge.py --schemes=colocated,async_reward,stagebreaker
+    python -m sbjax.compare --config=configs/digits_judge.py --workdir=runs/digits_compared \\
+        --schemes=colocated,async_reward,stagebreaker
 """
 
 from ml_collections import config_dict
