@@ -115,6 +115,7 @@ def get_config() -> config_dict.ConfigDict:
   c.reward.judge.max_tokens = 4096  # of a reply
   c.reward.judge.temperature = 0.0
   c.reward.judge.checkpoint = ""  # folder of a Qwen-VL judge that the reward workers run
+  c.reward.judge.weights_dtype = "float32"  # or bfloat16: half the memory, as judges are published
   c.reward.judge.slots = 16  # its dialogues at a time
   c.reward.judge.context_tokens = 16384  # of one of them
   c.reward.judge.endpoints = ()  # or servers, such as "http://127.0.0.1:8000/v1"

@@ -24,6 +24,7 @@ def get_config():
   c.reward.timeout_s = 1800.0
   c.reward.judge.mode = "pairwise_anchor"
   c.reward.judge.checkpoint = ""  # folder of VR-Thinker
+  c.reward.judge.weights_dtype = "bfloat16"
   c.reward.judge.max_tokens = 2048
   c.reward.judge.total_timeout_s = 1800.0
   return c

@@ -11,7 +11,7 @@ Files of weights need not be there where the model is a preset. Fields are overr
     --host_gb=N          host memory of a worker, where folded gradients lie; default: as the device
     --judge=NAME         preset of the judge; default: the configured checkpoint's, or the published
                          one's
-    --judge_dtype=NAME   float32 (as judges are loaded) or bfloat16
+    --judge_dtype=NAME   float32 or bfloat16; default: reward.judge.weights_dtype
     --compile=auto       yes: ask the compiler for the work of each pass; no: the formula; auto: ask
                          it where there is an accelerator
     --json               the same for programs
@@ -59,7 +59,8 @@ def read_request(argv: Sequence[str]) -> tuple[Settings, dict[str, Any]]:
     "device_gb": [_number("device_gb", part) for part in values["device_gb"].split(",") if part],
     "host_gb": _number("host_gb", values["host_gb"]) if values["host_gb"] else 0.0,
     "judge": values["judge"],
-    "judge_dtype": _choice("judge_dtype", values["judge_dtype"], "float32", "bfloat16"),
+    "judge_dtype": values["judge_dtype"]
+    and _choice("judge_dtype", values["judge_dtype"], "float32", "bfloat16"),
     "compile": _choice("compile", values["compile"], "auto", "yes", "no"),
     "json": _choice("json", values["json"], "false", "true") == "true",
   }

@@ -162,6 +162,7 @@ class SettingsJudge:
   max_tokens: Count
   temperature: NotNegative
   checkpoint: str
+  weights_dtype: Literal["float32", "bfloat16"]
   slots: Count
   context_tokens: Count
   endpoints: tuple[str, ...]

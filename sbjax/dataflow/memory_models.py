@@ -1,4 +1,4 @@
-"""What decoders and vision-language judges take in memory, from shapes alone.
+"""What decoders and judges take in memory, from shapes alone.
 
 docs/memory.md says how the numbers come about; tests hold parameters and caches to the models, and
 the decoder's work to what XLA reports on the CPU.
@@ -7,6 +7,7 @@ the decoder's work to what XLA reports on the CPU.
 import dataclasses
 import math
 
+from models.clip.presets import CLIPConfig
 from models.qwen_vl.presets import QwenVLConfig
 from models.wan.vae_config import VAEConfig
 
@@ -180,3 +181,39 @@ def judge_working(judge: JudgeSizes) -> int:
   picture = 2 * _FLOAT * vision.num_heads * patches**2
   picture += patches * (6 * vision.dim + 3 * vision.ffn_dim) * judge.value_bytes
   return max(prefill, judge.slices * picture)
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageJudgeSizes:
+  """A judge of single frames, a CLIP model in float32; each device of a mesh would hold all of it.
+
+  Attributes:
+    model: sizes of the model.
+    frames: of a video, which are encoded together.
+  """
+
+  model: CLIPConfig
+  frames: int
+
+
+def image_judge_bytes(judge: ImageJudgeSizes) -> int:
+  """Weights of both towers; ViT-H/14 has 986,109,441."""
+  m = judge.model
+
+  def blocks(dim: int, ffn_dim: int, layers: int) -> int:
+    attention = 3 * (dim * dim + dim) + dim * dim + dim
+    return layers * (attention + 2 * dim * ffn_dim + ffn_dim + dim + 4 * dim)
+
+  image = 3 * m.patch_px**2 * m.vision_dim + (m.patches + 2) * m.vision_dim + 4 * m.vision_dim
+  image += blocks(m.vision_dim, m.vision_ffn_dim, m.vision_layers) + m.vision_dim * m.out_dim
+  text = (m.vocab_size + m.context + 2) * m.text_dim + m.text_dim * m.out_dim
+  text += blocks(m.text_dim, m.text_ffn_dim, m.text_layers)
+  return _FLOAT * (image + text + 1)
+
+
+def image_judge_working(judge: ImageJudgeSizes) -> int:
+  """The larger of attention's work and the feed-forward layer's on a video's frames."""
+  m, tokens = judge.model, judge.model.patches + 1
+  attention = 2 * m.vision_heads * tokens**2 + 5 * tokens * m.vision_dim
+  forward = 2 * tokens * (m.vision_dim + m.vision_ffn_dim)
+  return _FLOAT * judge.frames * max(attention, forward)

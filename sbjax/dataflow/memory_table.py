@@ -40,6 +40,7 @@ class RunSizes:
     fsdp: devices of a worker over which weights are cut.
     seq: devices over which tokens are.
     host_is_device: whether device memory is the host's, as on CPUs.
+    images: judges of single frames.
   """
 
   chunk: formula.ChunkSizes
@@ -57,6 +58,7 @@ class RunSizes:
   fsdp: int
   seq: int
   host_is_device: bool
+  images: tuple[models.ImageJudgeSizes, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,13 +122,8 @@ def worker_bytes(
     f"adapters, {VERSIONS} versions": VERSIONS * adapter,
     "video decoder": models.vae_parameters(run.decode.vae) * run.decode.value_bytes,
   }
-  if run.judge is not None:
-    # Every worker loads the judge and warms it up, also one that will not be asked to judge.
-    shards = run.fsdp * run.seq
-    weights = models.judge_parameters(run.judge.model) * run.judge.value_bytes
-    held["judge"] = weights // shards
-    if "judge" in kinds:
-      held["judge's keys and values"] = models.judge_cache_bytes(run.judge) // shards
+  if "judge" in kinds:
+    held |= _judges(run)
   makers: dict[str, Callable[[], Mapping[str, int]]] = {
     "generate": lambda: _generate(run, working),
     "decode": lambda: _decode(run, working),
@@ -222,11 +219,25 @@ def _video(run: RunSizes) -> int:
   return models.video_bytes(decode.vae, run.latent_frames, decode.height, decode.width)
 
 
+def _judges(run: RunSizes) -> Mapping[str, int]:
+  """What judges hold, on the workers that judge alone."""
+  held = {}
+  if run.judge is not None:
+    shards = run.fsdp * run.seq
+    weights = models.judge_parameters(run.judge.model) * run.judge.value_bytes
+    held["judge"] = weights // shards
+    held["judge's keys and values"] = models.judge_cache_bytes(run.judge) // shards
+  if run.images:
+    held["judges of frames"] = sum(map(models.image_judge_bytes, run.images))
+  return held
+
+
 def _judge(run: RunSizes) -> Mapping[str, int]:
-  if run.judge is None:
-    return {"video": 2 * _video(run)}
-  shards = run.fsdp * run.seq
-  return {"activations": models.judge_working(run.judge) // shards, "video": 2 * _video(run)}
+  """Judges work one after another."""
+  work = [models.image_judge_working(one) for one in run.images]
+  if run.judge is not None:
+    work.append(models.judge_working(run.judge) // (run.fsdp * run.seq))
+  return ({"activations": max(work)} if work else {}) | {"video": 2 * _video(run)}
 
 
 def largest_batch(worker: WorkerBytes, device_bytes: int, host_bytes: int, shared: bool) -> int:
@@ -272,7 +283,7 @@ def memory_of(run: RunSizes, scheme: Scheme, working: Working | None = None) -> 
   return Memory(
     policy_bytes=sum(everything.held[name] for name in names),
     decoder_bytes=everything.held["video decoder"],
-    judge_bytes=everything.held.get("judge", 0) + everything.held.get("judge's keys and values", 0),
+    judge_bytes=sum(_judges(run).values()),
     activations_bytes=tuple(
       (task, size + everything.tasks[task].get("gradients", 0)) for task, size in tasks.items()
     ),

@@ -37,7 +37,7 @@ def plan(recipe: Recipe, options: Mapping[str, Any]) -> dict[str, Any]:
   settings, scheme = recipe.settings, scheme_of(recipe.settings.scheme)
   device = jax.local_devices()[0]
   on_cpu = device.platform == "cpu" and not options["device_gb"]
-  judge_bytes = 2 if options["judge_dtype"] == "bfloat16" else 4
+  judge_bytes = {"": 0, "float32": 4, "bfloat16": 2}[options["judge_dtype"]]
   sizes = memory_plan.run_sizes(
     recipe, on_cpu=on_cpu, judge=options["judge"], judge_bytes=judge_bytes
   )

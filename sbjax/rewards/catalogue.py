@@ -143,6 +143,7 @@ def _generator(settings: SettingsJudge, mesh: Any) -> Generator:
     slots=settings.slots,
     context_tokens=settings.context_tokens,
     total_timeout_s=settings.total_timeout_s,
+    weights_dtype=settings.weights_dtype,
     mesh=mesh,
   )
 

@@ -140,7 +140,13 @@ def _reply(result: engine_request.Result) -> Reply:
 
 
 def from_checkpoint(
-  path: str, *, slots: int, context_tokens: int, total_timeout_s: float, mesh: Mesh | None
+  path: str,
+  *,
+  slots: int,
+  context_tokens: int,
+  total_timeout_s: float,
+  mesh: Mesh | None,
+  weights_dtype: str = "float32",
 ) -> EngineGenerator:
   """Loads a Qwen-VL judge.
 
@@ -150,6 +156,7 @@ def from_checkpoint(
     context_tokens: tokens of a request, reply included.
     total_timeout_s: as `EngineGenerator` takes it.
     mesh: devices that the model is cut over; None: one.
+    weights_dtype: `float32` or `bfloat16`, of weights, keys and values.
 
   Raises:
     ValueError: the files are damaged, missing, or do not fit.
@@ -157,7 +164,7 @@ def from_checkpoint(
   from transformers import AutoTokenizer  # takes seconds
 
   tokenizer = AutoTokenizer.from_pretrained(pathlib.Path(path), local_files_only=True)
-  model = checkpoint.load(path, mesh=mesh)
+  model = checkpoint.load(path, dtype=weights_dtype, mesh=mesh)
   config = engine_request.EngineConfig(
     slots=slots, max_length=context_tokens, vocab_limit=len(tokenizer)
   )

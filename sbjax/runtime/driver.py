@@ -74,6 +74,7 @@ class Driver:
       )
       for index, slot in enumerate(self.slots)
     ]
+    say(f"starting {len(specs)} workers")
     self.pool = Pool(executor, specs, startup_timeout_s=settings.runtime.startup_timeout_s, say=say)
     self.planner = Planner(recipe, self.scheme, self.slots, costs)
     self.warm: WarmUp | None = None
@@ -85,7 +86,6 @@ class Driver:
 
   def wait_for_workers(self) -> None:
     """Waits until every worker has loaded its models."""
-    self._say(f"starting {len(self.slots)} workers")
     self.pool.drain()
     for name in self.pool.workers:
       self._say(self.executor.describe(name))

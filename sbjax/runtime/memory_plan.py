@@ -5,12 +5,14 @@ import json
 import pathlib
 from collections.abc import Iterable, Sequence
 
+from models.clip import folder
+from models.clip import presets as clip
 from models.qwen_vl import presets as judges
 from models.wan import vae_config
 from models.wan.presets import PRESETS
 from sbjax.dataflow import memory_table as table
 from sbjax.dataflow.memory_formula import ChunkSizes
-from sbjax.dataflow.memory_models import DecodeSizes, JudgeSizes
+from sbjax.dataflow.memory_models import DecodeSizes, ImageJudgeSizes, JudgeSizes
 from sbjax.dataflow.plan import WorkerSlot
 from sbjax.dataflow.schemes import Scheme
 from sbjax.dataflow.schemes import scheme as scheme_of
@@ -23,6 +25,7 @@ from sbjax.world_table import DIGITS
 
 GIB = 2**30
 _GB = 10**9
+_BYTES = {"float32": 4, "bfloat16": 2}
 _PUBLISHED_JUDGES = {"vr_thinker": "qwen2.5-vl-7b", "unified_reward_flex": "qwen3-vl-8b"}
 
 
@@ -47,7 +50,7 @@ def planned_recipe(settings: Settings) -> Recipe:
 
 
 def run_sizes(
-  recipe: Recipe, *, on_cpu: bool = False, judge: str = "", judge_bytes: int = 4
+  recipe: Recipe, *, on_cpu: bool = False, judge: str = "", judge_bytes: int = 0
 ) -> table.RunSizes:
   """What the tasks of a run are sized by.
 
@@ -55,13 +58,13 @@ def run_sizes(
     recipe: the run's recipe.
     on_cpu: whether the workers compute on CPUs.
     judge: preset of a judge whose checkpoint is not named; empty: the published one's.
-    judge_bytes: of one of its weights.
+    judge_bytes: of one of its weights; 0: as configured.
 
   Raises:
     ValueError: an unknown judge, or a checkpoint of it that cannot be read.
   """
   settings, geometry, dit = recipe.settings, recipe.geometry, recipe.dit
-  half = 2 if settings.model.weights_dtype == "bfloat16" else 4
+  half = _BYTES[settings.model.weights_dtype]
   latent_frames = geometry.chunks * geometry.frames_per_chunk
   frames_per_call = latent_frames if settings.model.name == DIGITS else 1
   vae = _vae(settings, dit.out_dim)
@@ -109,6 +112,7 @@ def run_sizes(
     fsdp=fsdp,
     seq=seq,
     host_is_device=on_cpu,
+    images=_images(settings),
   )
 
 
@@ -133,7 +137,7 @@ def _judge(
   if not talking or (reward.judge.endpoints and not preset):
     return None
   if reward.judge.checkpoint and not preset:
-    model = _read_judge(pathlib.Path(reward.judge.checkpoint))
+    model = _read_judge(catalogue.checkpoint_folder(reward.judge.checkpoint))
   else:
     model = judges.preset(preset or _PUBLISHED_JUDGES.get(talking[0], "qwen2.5-vl-7b"))
   return JudgeSizes(
@@ -142,17 +146,28 @@ def _judge(
     context_tokens=reward.judge.context_tokens,
     height_px=pixels[0],
     width_px=pixels[1],
-    value_bytes=value_bytes,
+    value_bytes=value_bytes or _BYTES[reward.judge.weights_dtype],
   )
 
 
-def _read_judge(folder: pathlib.Path) -> judges.QwenVLConfig:
+def _images(settings: Settings) -> tuple[ImageJudgeSizes, ...]:
+  """The judges of single frames; one whose folder is not named is the published ViT-H/14."""
+  image = settings.reward.image
+  fields = [catalogue.KINDS[name].checkpoint for name in settings.reward.judges]
+  paths = [getattr(image, field) for field in fields if field]
+  return tuple(
+    ImageJudgeSizes(folder.config_of(path) if path else clip.preset("vit-h-14"), image.frames)
+    for path in paths
+  )
+
+
+def _read_judge(path: pathlib.Path) -> judges.QwenVLConfig:
   try:
-    with open(folder / "config.json", encoding="utf-8") as file:
-      return judges.from_json(folder.name, json.load(file))
+    with open(path / "config.json", encoding="utf-8") as file:
+      return judges.from_json(path.name, json.load(file))
   except (OSError, ValueError) as error:
     raise ValueError(
-      f"reward.judge.checkpoint is {str(folder)!r}, whose config.json cannot be read ({error}); "
+      f"reward.judge.checkpoint is {str(path)!r}, whose config.json cannot be read ({error}); "
       "name a folder in the Hugging Face layout"
     ) from error
 
@@ -242,6 +257,9 @@ def _advice(recipe: Recipe, sizes: table.RunSizes, scheme: Scheme, group: str, l
       ways.append(f"runtime.devices_per_worker={count} with runtime.mesh={mesh}")
       break
   if sizes.judge is not None and fits(dataclasses.replace(sizes, judge=None)):
+    narrow = dataclasses.replace(sizes.judge, value_bytes=2)
+    if sizes.judge != narrow and fits(dataclasses.replace(sizes, judge=narrow)):
+      ways.append("reward.judge.weights_dtype='bfloat16'")
     ways.append("a smaller judge, fewer reward.judge.slots, or servers in reward.judge.endpoints")
   if not ways:
     return "use shorter or smaller videos, or devices with more memory"

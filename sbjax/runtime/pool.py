@@ -16,6 +16,9 @@ from sbjax.runtime.executor import (
   WorkerSpec,
 )
 
+FIRST_WORD_S = 10.0
+"""Seconds of waiting for workers after which the user is told for whom."""
+
 
 class RunFailed(RuntimeError):
   """The run cannot go on; the message says what happened and where to look."""
@@ -217,6 +220,22 @@ class Pool:
     self._load(name)
 
   def drain(self) -> None:
-    """Waits until every worker is idle; each running call has a deadline of its own."""
+    """Waits until every worker is idle; each running call has a deadline of its own.
+
+    A long wait says what for, at intervals that double.
+    """
+    start_s, told_s = self.executor.now(), FIRST_WORD_S
     while any(s.ticket is not None for s in self.workers.values()):
       self.wait()
+      if self.executor.now() - start_s > told_s:
+        told_s *= 2
+        self._say_waiting()
+
+  def _say_waiting(self) -> None:
+    now = self.executor.now()
+    busy = [(name, s) for name, s in self.workers.items() if s.ticket is not None]
+    for name, state in busy:
+      self._say(
+        f"waiting for {self.executor.describe(name)}: {state.busy_with}, "
+        f"{now - state.since_s:.0f} s of at most {state.deadline_s - state.since_s:.0f} s"
+      )

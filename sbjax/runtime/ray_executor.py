@@ -41,6 +41,9 @@ from sbjax.runtime.pool import RunFailed
 LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Environment variable; "0" makes a Ray that is started here listen on 127.0.0.1 only."""
 
+REGISTER = "RAY_worker_register_timeout_seconds"
+"""Environment variable of a node: how long a new process may take to say that it is there."""
+
 ROOM_TIMEOUT_S = 60.0
 """How long the workers' places may stay taken by other users of a cluster."""
 
@@ -222,6 +225,10 @@ class RayExecutor:
     else:
       if os.environ.get(LOOPBACK) != "0":
         raise RuntimeError(f"{LOOPBACK} must be '0' before Ray is imported: it would open ports")
+      # On a busy machine a process needs more than Ray's minute to import what it must; Ray would
+      # end it and start another, again and again. The driver's own deadline counts instead.
+      longest_s = max(spec.settings.runtime.startup_timeout_s for spec in self._specs.values())
+      os.environ.setdefault(REGISTER, str(int(longest_s) + 1))
       # Workers may outnumber cores, for tests; on this machine the check of settings bounds them.
       options |= {
         "address": "local",  # else Ray joins whatever cluster it finds on this machine

@@ -246,6 +246,7 @@ def _judge(settings: Settings, models: WorldModels) -> Judge:
     if name == "function":
       return FunctionJudge(reward.function, catalogue.components_of(reward, name))
     if name == "world":
+      assert models.judging is not None, "the checks of a config refuse a world without a judge"
       return WorldJudge(models.judging, reward.views)
     if catalogue.KINDS[name].checkpoint:
       return catalogue.image_judge(reward.image, name)

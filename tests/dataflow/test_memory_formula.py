@@ -5,11 +5,15 @@ import subprocess
 import sys
 
 import jax
+import jax.numpy as jnp
 import pytest
 from flax import nnx
 from hypothesis import given
 from hypothesis import strategies as st
 
+from models.clip import presets as clip_presets
+from models.clip.model import CLIP, encode_images
+from models.layers.dense import tree_of
 from models.qwen_vl import presets as judges
 from models.qwen_vl.model import QwenVL
 from models.wan import presets, vae_config
@@ -111,12 +115,42 @@ def test_a_worker_holds_what_its_group_may_be_asked_for():
   actor = table.worker_bytes(RUN, scheme("stagebreaker"), "actor")
   reward = table.worker_bytes(RUN, scheme("stagebreaker"), "reward")
   judging = table.worker_bytes(RUN, scheme("async_reward"), "reward")
-  cache = "judge's keys and values"
-  assert cache in both.held and cache in reward.held and cache not in actor.held
+  judge = {"judge", "judge's keys and values"}
+  assert judge <= set(both.held) and judge <= set(reward.held) and not judge & set(actor.held)
   assert {"generate", "update"} <= set(actor.tasks) and "generate" not in reward.tasks
   assert set(judging.tasks) == {"judge"}
   assert "forward" in table.worker_bytes(RUN, scheme("async_train"), "actor").tasks
   assert both.total_bytes == both.held_bytes + max(sum(t.values()) for t in both.tasks.values())
+
+
+def test_weights_of_two_bytes_and_judges_of_frames_count():
+  wide = table.worker_bytes(RUN, scheme("stagebreaker"), "reward")
+  assert RUN.judge is not None
+  narrow = dataclasses.replace(RUN, judge=dataclasses.replace(RUN.judge, value_bytes=2))
+  half = table.worker_bytes(narrow, scheme("stagebreaker"), "reward")
+  for part in ("judge", "judge's keys and values"):
+    assert 2 * half.held[part] == wide.held[part]
+  images = (models.ImageJudgeSizes(clip_presets.preset("vit-h-14"), 8),)
+  alone = dataclasses.replace(RUN, judge=None, images=images)
+  frames = table.worker_bytes(alone, scheme("stagebreaker"), "reward")
+  assert frames.held["judges of frames"] == 4 * 986_109_441
+  assert frames.tasks["judge"]["activations"] == models.image_judge_working(images[0])
+  actor = table.worker_bytes(alone, scheme("stagebreaker"), "actor")
+  assert "judges of frames" not in actor.held
+  assert table.memory_of(alone, scheme("sbjax")).judge_bytes == 4 * 986_109_441
+
+
+def test_a_judge_of_frames_takes_what_the_formula_says():
+  config = clip_presets.CLIPConfig("tiny", 112, 14, 128, 2, 2, 512, 32, 2, 2, 64, 77, 100, 48)
+  model = nnx.eval_shape(lambda: CLIP(config, rngs=nnx.Rngs(0)))
+  sizes = models.ImageJudgeSizes(config, 4)
+  assert models.image_judge_bytes(sizes) == nbytes(nnx.state(model))
+  pixels = jax.ShapeDtypeStruct((4, 3, 112, 112), jnp.float32)
+  compiled = (
+    jax.jit(encode_images, static_argnums=1).lower(tree_of(model), config, pixels).compile()
+  )
+  found = compiled.memory_analysis().temp_size_in_bytes
+  assert models.image_judge_working(sizes) == pytest.approx(found, rel=0.1)
 
 
 def test_what_the_compiler_reports_takes_the_place_of_the_estimate():

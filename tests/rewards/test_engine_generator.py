@@ -3,6 +3,8 @@
 import dataclasses
 import json
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -117,3 +119,12 @@ def test_dialogues_of_one_and_two_rounds_share_the_engine_and_failures_touch_nob
     generator._engine, generator._model, generator._encode, stop_ids=(), total_timeout_s=0.0
   )
   assert late.generate([short])[0][0].cause == "timeout"
+
+
+def test_weights_and_cache_are_of_the_type_that_is_asked_for(folder):
+  generator = loaded(folder, weights_dtype="bfloat16")
+  (replies,) = generator.generate([Rounds(Frames(np.zeros((1, 8, 8, 3), np.uint8)), "What?", 1)])
+  assert not replies[0].cause
+  for tree in (generator.engine._p, generator.engine._places.cache):
+    kinds = {leaf.dtype for leaf in jax.tree.leaves(tree) if np.ndim(leaf) > 1}
+    assert kinds == {jnp.dtype("bfloat16")}

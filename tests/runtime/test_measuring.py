@@ -8,6 +8,7 @@ from sbjax.dataflow.profile import Profile
 from sbjax.emulation.run import emulated_driver
 from sbjax.runtime import measuring, profiling
 from sbjax.runtime.driver import Driver
+from sbjax.runtime.executor import Call, TaskRaised
 from sbjax.runtime.inline import InlineExecutor
 from tests.emulation import setting
 from tests.runtime import tiny
@@ -51,7 +52,7 @@ def test_it_finds_what_emulated_devices_cost(scheme, tmp_path):
 
 
 def test_a_real_model_can_be_measured(tmp_path):
-  run = tiny.settings()
+  run = tiny.settings(runtime__plan="search")
   driver = Driver(
     tiny.recipe_of(run),
     InlineExecutor(),
@@ -67,6 +68,28 @@ def test_a_real_model_can_be_measured(tmp_path):
     for field in ("generate_s", "decode_s", "prefix_s", "forward_s", "backward_s", "fold_s"):
       assert 0.0 < getattr(costs, field) < 60.0, field
   profile.write(tmp_path / "profile.json")
+  only_the_reward_worker_judges(driver)
+
+
+def only_the_reward_worker_judges(driver):
+  """An actor holds no judge, is not warmed up for it and not asked; plans and evaluations agree."""
+  driver.start("hello", None)
+  assert driver.pool.judges == ["reward-0"]
+  assert set(driver.warm.seconds["judge"]) == {"reward"}
+  assert set(driver.warm.seconds["decode"]) == {"actor", "reward"}
+  assert math.isinf(driver.costs.by_kind["actor"].judging_s(4))
+  assert math.isfinite(driver.costs.by_kind["reward"].judging_s(4))
+  plan = driver.planner.plan_for(driver.recipe.shape(1, tuple((c,) for c in range(6))))
+  assert plan.simulated_s is not None and math.isfinite(plan.simulated_s)
+  found = driver.evaluate({"base": None}, ("hello", "world!"), (5, 6), 1)
+  assert len(found.records["base"]) == 4
+  executor = driver.pool.executor
+  for _ in range(2):
+    ticket = executor.submit("actor-0", Call("judge", {"jobs": (), "candidates": (), "retries": 0}))
+    executor.wait([ticket], 0.0)
+    with pytest.raises(TaskRaised, match="actor-0 holds no judge"):
+      executor.result(ticket)
+    executor.respawn("actor-0")  # one that starts again after its death is no different
 
 
 def test_batches():

@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks import memory_formula
 from configs import self_forcing, self_forcing_vr_thinker
+from models.clip import presets as clip_presets
 from sbjax import config as config_lib
 from sbjax import plan_memory
 from sbjax.dataflow.costs import StepCosts, WorkerCosts
@@ -17,6 +18,7 @@ from sbjax.runtime import memory_plan
 from sbjax.runtime.driver import Driver
 from sbjax.runtime.inline import InlineExecutor
 from sbjax.runtime.planning import Planner
+from tests import tiny_clip
 from tests.runtime import tiny
 
 # Every kind of pass at three sizes, every remat policy; `benchmarks.memory_formula` has them all.
@@ -69,8 +71,12 @@ def test_the_command_counts_the_judge(capsys):
   config = "--config=configs/self_forcing_vr_thinker.py"
   code, out = planned(capsys, config, "--device_gb=72", "--json=true")
   found = json.loads(out.out)
-  assert code == 1 and found["devices"][0]["fits_by_group"] == {"actor": False, "reward": False}
-  assert found["workers"]["reward"]["held"]["judge"] == 4 * 8_292_166_656
+  # Only the workers that judge hold the judge, in the recipe's bfloat16.
+  assert code == 1 and found["devices"][0]["fits_by_group"] == {"actor": True, "reward": False}
+  assert found["workers"]["reward"]["held"]["judge"] == 2 * 8_292_166_656
+  assert "judge" not in found["workers"]["actor"]["held"]
+  _, out = planned(capsys, config, "--judge_dtype=float32", "--json=true")
+  assert json.loads(out.out)["workers"]["reward"]["held"]["judge"] == 4 * 8_292_166_656
   code, out = planned(
     capsys, config, "--config.reward.judge.endpoints=('http://127.0.0.1:1/v1',)", "--json"
   )
@@ -117,10 +123,33 @@ def test_a_run_that_does_not_fit_is_refused_with_what_would_fit():
 
 def test_a_judge_that_does_not_fit_is_refused_by_its_size():
   config: Any = self_forcing_vr_thinker.get_config()
-  config.runtime.device_memory_gb = 80.0
+  config.runtime.device_memory_gb = 88.0
+  memory_plan.check_settings(memory_plan.planned_recipe(config_lib.convert(config)))
+  config.reward.judge.weights_dtype = "float32"
   recipe = memory_plan.planned_recipe(config_lib.convert(config))
-  with pytest.raises(ValueError, match=r"group '(actor|reward)' .* smaller judge"):
+  with pytest.raises(
+    ValueError, match=r"group 'reward' .*weights_dtype='bfloat16', or a smaller judge"
+  ):
     memory_plan.check_settings(recipe)
+
+
+@pytest.mark.parametrize("checkpoint", ["", "folder"])
+def test_judges_of_frames_count_by_their_own_sizes(checkpoint, tmp_path):
+  if checkpoint:
+    tiny_clip.write_config(tmp_path)
+  config: Any = self_forcing.get_config()
+  config.reward.name = "hps_v21"
+  config.reward.image.hps_checkpoint = str(tmp_path) if checkpoint else ""
+  sizes = memory_plan.run_sizes(memory_plan.planned_recipe(config_lib.convert(config)))
+  (one,) = sizes.images
+  assert one.frames == config.reward.image.frames
+  assert (one.model == clip_presets.preset("vit-h-14")) == (not checkpoint)
+
+
+def test_the_judge_that_is_shipped_has_sizes():
+  run = tiny.settings(reward__name="digits_reasoner", reward__judge__checkpoint="world")
+  judge = memory_plan.run_sizes(tiny.recipe_of(run)).judge
+  assert judge is not None and judge.value_bytes == 4
 
 
 def test_a_driver_checks_its_workers_and_limits_the_search(tmp_path):
