@@ -36,7 +36,6 @@ class VAEConfig:
 
   name: str
   base_dim: int = 96
-  decoder_base_dim: int | None = None
   z_dim: int = 16
   dim_mult: tuple[int, ...] = (1, 2, 4, 4)
   num_res_blocks: int = 2
@@ -46,6 +45,7 @@ class VAEConfig:
   latents_std: tuple[float, ...] = ()
   residual: bool = False
   patch_px: int = 1
+  decoder_base_dim: int | None = None
   conv_impl: str = "auto"
 
   def __post_init__(self):
