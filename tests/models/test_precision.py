@@ -98,7 +98,7 @@ def test_a_product_in_bfloat16_has_the_gradient_of_its_rounded_factors():
   np.testing.assert_allclose(np.asarray(dw, np.float64), rows, rtol=0.01, atol=0.02)
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", DISTANCE)
 def test_a_replay_meets_its_rollout(name, monkeypatch):
   monkeypatch.setattr(tiny, "DIT", dataclasses.replace(tiny.DIT, precision=name, remat="block"))
   roles = tiny.build_roles(tiny.settings())
