@@ -44,9 +44,7 @@ def view(video: Video) -> Frames:
 def seen(frames: Video, times_s: tuple[float, ...]) -> Frames:
   """The view of frames that were chosen already."""
   if frames.shape[1:] != (2 * SIDE_PX, 2 * SIDE_PX, 3):
-    raise ValueError(
-      f"video has frames of shape {frames.shape[1:]}; it must be 64x64 RGB"
-    )
+    raise ValueError(f"video has frames of shape {frames.shape[1:]}; it must be 64x64 RGB")
   halves = frames.reshape(len(frames), SIDE_PX, 2, SIDE_PX, 2, 3).mean((2, 4))
   whole = np.round(halves).astype(np.uint8)
   return Frames(np.concatenate([whole, _close_ups(frames)]), times_s + times_s)
