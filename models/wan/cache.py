@@ -274,8 +274,10 @@ def write_slots(
   shots = cache.shots
   if shots is not None and plan.evict is not None:
     # A pin moves with its slots. It never moves past the sink: whole chunks are evicted.
-    start = jnp.maximum(shots.pin_start - plan.evict, cache.sink_tokens)
-    start = jnp.where(shots.pin_start == NO_PIN, NO_PIN, start)
+    # Within the sink, or not there at all, a pin stays as it is.
+    floating = shots.pin_start > cache.sink_tokens
+    moved = jnp.maximum(shots.pin_start - plan.evict, cache.sink_tokens)
+    start = jnp.where(floating, moved, shots.pin_start)
     shots = dataclasses.replace(shots, pin_start=start)
   return dataclasses.replace(
     cache,

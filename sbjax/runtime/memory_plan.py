@@ -208,7 +208,7 @@ def check(recipe: Recipe, sizes: table.RunSizes, limits: Iterable[tuple[str, int
     ValueError: in one sentence, with what would fit.
   """
   scheme = scheme_of(recipe.settings.scheme)
-  for group, limit in limits:
+  for group, limit in sorted(limits):
     if not limit:
       continue
     worker = table.worker_bytes(sizes, scheme, group)

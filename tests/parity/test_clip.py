@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 import transformers
 
 from models.clip.checkpoint import config_of
@@ -10,6 +9,7 @@ from models.clip.preprocess import cropped
 from sbjax.rewards.clip_judge import ClipJudge
 from tests import tiny_clip
 
+torch = pytest.importorskip("torch", reason="needs the extra `parity`")
 pytestmark = pytest.mark.parity
 
 
