@@ -92,11 +92,6 @@ class ChunkSizes:
     """Of an element of what linear maps and attention compute."""
     return _FLOAT if self.dit.precision == "fp32" else 2
 
-  @property
-  def stream_bytes(self) -> int:
-    """Of an element of the residual stream."""
-    return 2 if self.dit.precision == "sf_bf16" else _FLOAT
-
 
 @dataclasses.dataclass(frozen=True)
 class PassBytes:

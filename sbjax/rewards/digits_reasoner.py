@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from sbjax.rewards.frames import evenly_spaced
-from sbjax.rewards.generator import Frames, Message, Reply, Request
+from sbjax.rewards.generator import Frames, Message, Reply, Request, SingleRound
 from sbjax.rewards.protocol import Job, Verdict, Video
 
 # The shipped model, which `reward.judge.checkpoint='world'` stands for.
@@ -104,32 +104,6 @@ def parse_scores(text: str) -> tuple[Mapping[str, int], Mapping[str, int]] | Non
 
 
 @dataclasses.dataclass(frozen=True)
-class ReasonerDialogue:
-  """One comparison: a single round.
-
-  Attributes:
-    views: the two videos.
-    prompt: what was asked for.
-    seed: names the random stream.
-    max_tokens: budget of the reply.
-    temperature: of its sampling.
-  """
-
-  views: tuple[Frames, Frames]
-  prompt: str
-  seed: int
-  max_tokens: int
-  temperature: float
-
-  def request(self, replies: Sequence[Reply]) -> Request | None:
-    """Both videos and the question in one user turn."""
-    if replies:
-      return None
-    message = question(self.prompt, self.views)
-    return Request((message,), self.seed, self.max_tokens, self.temperature)
-
-
-@dataclasses.dataclass(frozen=True)
 class DigitsReasoner:
   """Implements `conversation.DialogueProtocol`.
 
@@ -145,10 +119,10 @@ class DigitsReasoner:
     """What is looked at of one video."""
     return view(video)
 
-  def dialogue(self, job: Job, views: Sequence[Frames]) -> ReasonerDialogue:
-    """The dialogue of one pair."""
-    pair = (views[0], views[1])
-    return ReasonerDialogue(pair, job.prompt, job.seed, self.max_tokens, self.temperature)
+  def dialogue(self, job: Job, views: Sequence[Frames]) -> SingleRound:
+    """Both videos and the question in one user turn."""
+    message = question(job.prompt, views)
+    return SingleRound(Request((message,), job.seed, self.max_tokens, self.temperature))
 
   def verdict(self, replies: Sequence[Reply]) -> Verdict:
     """Overall and by component, from the side of the first video; the reasoning is kept."""

@@ -88,6 +88,21 @@ class Dialogue(Protocol):
     ...
 
 
+@dataclasses.dataclass(frozen=True)
+class SingleRound:
+  """Implements `Dialogue`: one request, whose reply ends it.
+
+  Attributes:
+    only: the request.
+  """
+
+  only: Request
+
+  def request(self, replies: Sequence[Reply]) -> Request | None:
+    """The request, where there is no reply yet."""
+    return None if replies else self.only
+
+
 class Generator(Protocol):
   """Whoever runs dialogues: the engine on the reward mesh, a server, or a script."""
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from sbjax.rewards.frames import evenly_spaced
-from sbjax.rewards.generator import Frames, Message, Reply, Request
+from sbjax.rewards.generator import Frames, Message, Reply, Request, SingleRound
 from sbjax.rewards.protocol import Job, Verdict, Video
 
 SCORES = ("alignment", "coherence", "style")
@@ -46,33 +46,6 @@ def parse_scores(text: str) -> dict[str, float] | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class ScoreDialogue:
-  """One judgement: a single round.
-
-  Attributes:
-    view: the frames.
-    prompt: what was asked for.
-    seed: names the random stream.
-    max_tokens: budget of the reply.
-    temperature: of its sampling.
-  """
-
-  view: Frames
-  prompt: str
-  seed: int
-  max_tokens: int
-  temperature: float
-
-  def request(self, replies: Sequence[Reply]) -> Request | None:
-    """The frames, then the question, in one user turn."""
-    if replies:
-      return None
-    question = _QUESTION.format(count=len(self.view.pixels), prompt=self.prompt)
-    message = Message("user", (self.view, question))
-    return Request((message,), self.seed, self.max_tokens, self.temperature)
-
-
-@dataclasses.dataclass(frozen=True)
 class UnifiedReward:
   """Implements `conversation.DialogueProtocol`.
 
@@ -90,9 +63,12 @@ class UnifiedReward:
     """The evenly spaced frames of one video."""
     return Frames(np.ascontiguousarray(video[evenly_spaced(len(video), self.frames)]))
 
-  def dialogue(self, job: Job, views: Sequence[Frames]) -> ScoreDialogue:
-    """The dialogue of one video."""
-    return ScoreDialogue(views[0], job.prompt, job.seed, self.max_tokens, self.temperature)
+  def dialogue(self, job: Job, views: Sequence[Frames]) -> SingleRound:
+    """The frames of one video, then the question, in one user turn."""
+    (view,) = views
+    question = _QUESTION.format(count=len(view.pixels), prompt=job.prompt)
+    message = Message("user", (view, question))
+    return SingleRound(Request((message,), job.seed, self.max_tokens, self.temperature))
 
   def verdict(self, replies: Sequence[Reply]) -> Verdict:
     """The three scores, and their mean as `overall`."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from sbjax.rewards.frames import evenly_spaced
-from sbjax.rewards.generator import Frames, Message, Reply, Request
+from sbjax.rewards.generator import Frames, Message, Reply, Request, SingleRound
 from sbjax.rewards.protocol import Job, Verdict, Video
 
 CATEGORIES = ("alignment", "quality", "narrative")
@@ -106,34 +106,6 @@ def _winner(text: Any) -> float:
 
 
 @dataclasses.dataclass(frozen=True)
-class FlexDialogue:
-  """One comparison: a single round.
-
-  Attributes:
-    views: the frames of the two videos.
-    prompt: what was asked for.
-    seed: names the random stream.
-    max_tokens: budget of the reply.
-    temperature: of its sampling.
-  """
-
-  views: tuple[Frames, Frames]
-  prompt: str
-  seed: int
-  max_tokens: int
-  temperature: float
-
-  def request(self, replies: Sequence[Reply]) -> Request | None:
-    """Frames of the first video, frames of the second, then the question, in one user turn."""
-    if replies:
-      return None
-    first, second = (len(view.pixels) for view in self.views)
-    question = _QUESTION.format(prompt=self.prompt, first=first, second=second)
-    message = Message("user", (*self.views, question))
-    return Request((message,), self.seed, self.max_tokens, self.temperature)
-
-
-@dataclasses.dataclass(frozen=True)
 class UnifiedRewardFlex:
   """Implements `conversation.DialogueProtocol`: how it is asked, how its answers are read.
 
@@ -153,10 +125,12 @@ class UnifiedRewardFlex:
     """The evenly spaced frames of one video."""
     return Frames(np.ascontiguousarray(video[evenly_spaced(len(video), self.frames)]))
 
-  def dialogue(self, job: Job, views: Sequence[Frames]) -> FlexDialogue:
-    """The dialogue of one pair."""
-    pair = (views[0], views[1])
-    return FlexDialogue(pair, job.prompt, job.seed, self.max_tokens, self.temperature)
+  def dialogue(self, job: Job, views: Sequence[Frames]) -> SingleRound:
+    """Frames of the first video, frames of the second, then the question, in one user turn."""
+    first, second = (len(view.pixels) for view in views)
+    question = _QUESTION.format(prompt=job.prompt, first=first, second=second)
+    message = Message("user", (*views, question))
+    return SingleRound(Request((message,), job.seed, self.max_tokens, self.temperature))
 
   def verdict(self, replies: Sequence[Reply]) -> Verdict:
     """Overall and by category, from the side of the first video.

@@ -21,6 +21,7 @@ from sbjax.rollout import make_rollout
 from sbjax.runtime.recipe import Recipe
 from sbjax.separation.channels import Point
 from sbjax.separation.replay import make_replay
+from sbjax.worlds.decoding import to_bytes
 
 KINDS = ("generate", "write", "forward", "replay", "folded", "fused")
 """One chunk each: rollout, clean pass, scores, scores and gradients, one weighted gradient, rollout
@@ -121,8 +122,7 @@ def decode_program(sizes: DecodeSizes) -> Program:
     model = nnx.merge(graphdef, state)
     step = model.decode_first if sizes.starts else model.decode_next
     pixels, after = step(latents, cache)
-    scaled = 255.0 * jnp.clip(0.5 * pixels[0] + 0.5, 0.0, 1.0)
-    return scaled.astype(jnp.uint8).transpose(0, 2, 3, 1), after
+    return to_bytes(pixels[0]), after
 
   shape = (1, sizes.frames, sizes.vae.z_dim, sizes.height, sizes.width)
   latents = jax.ShapeDtypeStruct(shape, jnp.float32)

@@ -22,12 +22,12 @@ from sbjax.rollout import Schedule, make_rollout
 from sbjax.runtime.recipe import TEMPORAL_STRIDE
 from sbjax.runtime.roles import load_models, place, worker_mesh
 from sbjax.sampling.chunks import Generator
-from sbjax.sampling.decoding import DecodeChunk, stream_decoder
 from sbjax.separation.buffers import unflatten
 from sbjax.separation.channels import Point, Transition
 from sbjax.separation.policy import Params
 from sbjax.settings import Settings
 from sbjax.sizes import model_sizes
+from sbjax.worlds.decoding import DecodeChunk, stream_decoder
 from sbjax.worlds.models import WorldModels
 
 GenerateFn = Callable[..., tuple[Array, KVCache]]

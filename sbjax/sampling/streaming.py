@@ -10,8 +10,8 @@ from typing import Literal
 from models.wan.vae import DecoderCache
 from sbjax.runtime.pool import RunFailed
 from sbjax.sampling.chunks import Chunk
-from sbjax.sampling.decoding import DecodeChunk
 from sbjax.sampling.mp4 import GrowingMp4
+from sbjax.worlds.decoding import DecodeChunk
 
 # Chunks that wait for the decoder or are in it while the next one is generated. A decoder that is
 # slower than the generator then holds it up instead of filling the memory.

@@ -9,10 +9,10 @@ import pytest
 
 from sbjax import files
 from sbjax.sampling.chunks import generate_chunks
-from sbjax.sampling.decoding import to_bytes
 from sbjax.sampling.mp4 import GrowingMp4
 from sbjax.sampling.script import Cue, Script, Switch, director_of
 from sbjax.sampling.streaming import stream_video
+from sbjax.worlds.decoding import to_bytes
 from tests.sampling import tiny
 
 SEED = 1234

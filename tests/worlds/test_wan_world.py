@@ -20,8 +20,9 @@ from models.wan.umt5_keys import UMT5_HF_KEYS
 from models.weights import parameters, to_official
 from sbjax import config
 from sbjax.sizes import model_sizes
+from sbjax.worlds.decoding import frame_decoder, to_bytes
 from sbjax.worlds.wan.sizes import check, wan_sizes
-from sbjax.worlds.wan.world import decoder, load_transformer, load_world, video_bytes
+from sbjax.worlds.wan.world import load_transformer, load_world
 from tests import tiny_wan
 
 RECIPES = (
@@ -195,7 +196,7 @@ def test_weights_come_cut_over_the_mesh(folder):
 
 
 def test_a_video_is_decoded_latent_frame_by_latent_frame(folder):
-  decode = decoder(load_vae(folder / tiny_wan.PATHS["vae"], tiny_wan.vae_config()))
+  decode = frame_decoder(load_vae(folder / tiny_wan.PATHS["vae"], tiny_wan.vae_config()))
   latents = np.random.default_rng(0).standard_normal((3, 16, 2, 2)).astype(np.float32)
   video = decode(latents)
   assert video.shape == (9, 16, 16, 3) and video.dtype == np.uint8
@@ -203,7 +204,7 @@ def test_a_video_is_decoded_latent_frame_by_latent_frame(folder):
     np.testing.assert_array_equal(decode(latents[:count]), video[: 4 * count - 3])
   assert not (video[1:5] == video[5:]).all()
   pixels = np.asarray([[[[-1.0, 0.999]]] * 3], np.float32)
-  np.testing.assert_array_equal(video_bytes(jnp.asarray(pixels))[0, 0, :, 0], [0, 254])
+  np.testing.assert_array_equal(to_bytes(jnp.asarray(pixels))[0, 0, :, 0], [0, 254])
 
 
 def test_the_resolution_is_the_settings(folder):

@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 
 from models.wan.presets import DiTConfig, SamplerConfig
 from sbjax.settings import SettingsModel
+from sbjax.worlds.decoding import to_bytes
 from sbjax.worlds.digits import prompts as sentences
 from sbjax.worlds.digits import tokenizer, world
 from sbjax.worlds.models import WorldModels
@@ -97,10 +98,7 @@ def load_models(
 
   @jax.jit
   def decode(state, latents):
-    pixels = nnx.merge(vae_def, state).decode(latents[None])[0]
-    # Video files hold truncated, not rounded, bytes; judges see what the file would show.
-    scaled = 255.0 * jnp.clip(0.5 * pixels + 0.5, 0.0, 1.0)
-    return scaled.astype(jnp.uint8).transpose(0, 2, 3, 1)
+    return to_bytes(nnx.merge(vae_def, state).decode(latents[None])[0])
 
   @functools.lru_cache(maxsize=1024)
   def embed(text: str) -> np.ndarray:

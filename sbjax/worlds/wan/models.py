@@ -9,9 +9,10 @@ from jax.sharding import Mesh
 
 from models.wan.presets import DiTConfig, SamplerConfig
 from sbjax.settings import SettingsModel
+from sbjax.worlds.decoding import frame_decoder
 from sbjax.worlds.models import WorldModels
 from sbjax.worlds.wan.sizes import NAMES, check, tokenizer_of, wan_sizes
-from sbjax.worlds.wan.world import decoder, load_world
+from sbjax.worlds.wan.world import load_world
 
 __all__ = ["NAMES", "acceptance", "check", "load_models", "sizes"]
 
@@ -57,7 +58,7 @@ def load_models(
     conditioning_channels=np.zeros((0, sampler.latent_height, sampler.latent_width), np.float32),
     vae=world.vae,
     embed=world.embeddings,
-    decode=decoder(world.vae),
+    decode=frame_decoder(world.vae),
     heldout=None,
     judging=None,
     parameters={"decoder": sum(int(p.size) for p in jax.tree.leaves(nnx.state(world.vae)))},

@@ -9,14 +9,11 @@ import dataclasses
 import pathlib
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
-from jaxtyping import Float, UInt8
 
 from models.checkpoints.load import Progress
 from models.checkpoints.lora import read_lora
@@ -102,47 +99,6 @@ def embeddings_of(
     model.text_encoder, wan_sizes(model).text, tokenizer_of(model), model.weights_dtype, folder
   )
   return Embeddings(source, mesh=mesh, say=say, timeout_s=timeout_s)
-
-
-def decoder(
-  vae: WanVAE,
-) -> Callable[
-  [Float[np.ndarray, "frames channels height width"]], UInt8[np.ndarray, "frames height width 3"]
-]:
-  """Latents to the bytes of a video file, one latent frame at a time, so that memory is that of
-  four pixel frames however long the video is.
-  """
-  graphdef, state = nnx.split(vae)
-
-  @jax.jit
-  def first(state: Any, latents: jax.Array) -> Any:
-    model = nnx.merge(graphdef, state)
-    pixels, cache = model.decode_first(latents, model.init_decoder_cache(1, *latents.shape[-2:]))
-    return video_bytes(pixels[0]), cache
-
-  @jax.jit
-  def following(state: Any, latents: jax.Array, cache: Any) -> Any:
-    pixels, cache = nnx.merge(graphdef, state).decode_next(latents, cache)
-    return video_bytes(pixels[0]), cache
-
-  def decode(latents: np.ndarray) -> np.ndarray:
-    frames = jnp.asarray(latents)[None]
-    piece, cache = first(state, frames[:, :1])
-    pieces = [piece]
-    for index in range(1, frames.shape[1]):
-      piece, cache = following(state, frames[:, index : index + 1], cache)
-      pieces.append(piece)
-    return np.concatenate([np.asarray(piece) for piece in pieces])
-
-  return decode
-
-
-def video_bytes(
-  pixels: Float[jax.Array, "frames 3 height width"],
-) -> UInt8[jax.Array, "frames height width 3"]:
-  """Pixels in [-1, 1] as video files hold them: truncated, not rounded."""
-  scaled = 255.0 * jnp.clip(0.5 * pixels + 0.5, 0.0, 1.0)
-  return scaled.astype(jnp.uint8).transpose(0, 2, 3, 1)
 
 
 def load_transformer(

@@ -1,4 +1,4 @@
-"""Latents to bytes chunk by chunk: the decoder's causal cache goes from each chunk to the next."""
+"""Latents to the bytes of a video; piece by piece, the decoder's causal cache goes to the next."""
 
 import functools
 from collections.abc import Callable
@@ -54,6 +54,29 @@ def stream_decoder(vae: WanVAE) -> DecodeChunk:
 def to_bytes(
   pixels: Float[Array, "frames 3 height width"],
 ) -> UInt8[Array, "frames height width 3"]:
-  """Pixels in [-1, 1] as bytes, truncated as Wan's video files are."""
+  """Pixels in [-1, 1] as bytes, truncated as in Wan's video files: judges see what a file shows."""
   scaled = 255.0 * jnp.clip(0.5 * pixels + 0.5, 0.0, 1.0)
   return scaled.astype(jnp.uint8).transpose(0, 2, 3, 1)
+
+
+def frame_decoder(
+  vae: WanVAE,
+) -> Callable[
+  [Float[np.ndarray, "frames channels h w"]], UInt8[np.ndarray, "pixel_frames height width 3"]
+]:
+  """Builds the decoder of a whole video, one latent frame at a time, so that memory is that of four
+  pixel frames however long the video is.
+
+  Args:
+    vae: the autoencoder.
+  """
+  decode = stream_decoder(vae)
+
+  def whole(latents: np.ndarray) -> np.ndarray:
+    pieces, cache = [], None
+    for index in range(len(latents)):
+      piece, cache = decode(jnp.asarray(latents[index : index + 1]), cache)
+      pieces.append(piece)
+    return np.concatenate(pieces)
+
+  return whole
