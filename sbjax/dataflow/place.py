@@ -10,14 +10,24 @@ from sbjax.dataflow.bound import lower_bound
 from sbjax.dataflow.costs import StepCosts
 from sbjax.dataflow.memory import Memory, shortfall
 from sbjax.dataflow.plan import Plan, StepShape, WorkerSlot
+from sbjax.dataflow.polish import planned_turns, polished
 from sbjax.dataflow.prune import Branches
 from sbjax.dataflow.schemes import Scheme
-from sbjax.dataflow.simulate import simulate
+from sbjax.dataflow.simulate import Simulated, simulate
 from sbjax.dataflow.space import Knob, Point, Space, space
 
-_TASKS_PER_S = 60_000
+_TASKS_PER_S = 45_000
 """Simulated tasks that one second of the budget stands for. A search counts simulations, never the
 clock, so that equal inputs give equal plans on every machine."""
+
+_TURNS_PER_S = 400_000
+"""The same of a search on turns, whose simulation is simpler."""
+
+_MOST_TURNS = 600
+"""Tasks of a step beyond which a plan has no turns: many tasks even out what one is late."""
+
+_POLISHED = 8
+"""Points whose turns are searched on."""
 
 _IDLE = 100
 """Disturbed copies in a row that lead to nothing new before a search ends."""
@@ -62,6 +72,8 @@ def search(
   where = space(shape, scheme, slots, fused, offload=offload)
   run = _Search(where, costs, memory, budget_s)
   plan = run.run(lower_bound(shape, scheme, slots, costs, fused=fused))
+  if "order" in scheme.plan_space and run.tasks <= _MOST_TURNS:
+    plan = run.with_turns(plan)
   # What the plan takes rules out judge batches that no faster one has, which lifts the bound.
   assert plan.simulated_s is not None
   bound_s = lower_bound(shape, scheme, slots, costs, fused=fused, known_s=plan.simulated_s)
@@ -76,7 +88,9 @@ class _Search:
     shape = where.shape
     tasks = shape.candidates * (2 + shape.reference) + len(shape.jobs)
     tasks += sum(map(len, shape.updates)) * (2 if where.scheme.forward_first else 1)
+    self.tasks = tasks
     self.limit = max(int(budget_s * _TASKS_PER_S / tasks), 4)
+    self.tries = int(budget_s * _TURNS_PER_S / tasks)
 
   @property
   def spent(self) -> bool:
@@ -86,16 +100,62 @@ class _Search:
     """Simulated seconds of a point; infinite where it does not fit."""
     point = self.space.canonical(point)
     if point not in self.seen:
-      plan, where = self.space.plan(point), self.space
-      ran = simulate(where.shape, where.scheme, plan, where.slots, self.costs)
-      self.seen[point] = ran.step_s
-      if self.memory is not None:
-        given = (where.shape, where.scheme, plan, where.slots, ran.intervals, self.memory)
-        lack, why = shortfall(*given)
-        if lack:
-          self.refusals.append((lack, why))
-          self.seen[point] = math.inf
+      self.seen[point] = self.simulated(self.space.plan(point)).step_s
     return self.seen[point]
+
+  def simulated(self, plan: Plan) -> Simulated:
+    """A simulated plan; it takes forever where it does not fit."""
+    where = self.space
+    ran = simulate(where.shape, where.scheme, plan, where.slots, self.costs)
+    if self.memory is not None:
+      given = (where.shape, where.scheme, plan, where.slots, ran.intervals, self.memory)
+      lack, why = shortfall(*given)
+      if lack:
+        self.refusals.append((lack, why))
+        return dataclasses.replace(ran, step_s=math.inf)
+    return ran
+
+  def with_turns(self, plan: Plan) -> Plan:
+    """The best of the best points of several kinds, each with turns that were searched on."""
+    where, costs = self.space, self.costs
+    best = self.in_turns(plan)
+    if (plan.gap is not None and plan.gap <= _CLOSE) or plan.offload:
+      return best
+    points = self.distinct()
+    for point in points:
+      other = dataclasses.replace(self.space.plan(point), bound_s=plan.bound_s, searched="local")
+      found = polished(
+        other,
+        where.shape,
+        where.scheme,
+        where.slots,
+        costs,
+        self.simulated(other).intervals,
+        tries=self.tries // len(points),
+        keep_roles=self.memory is not None,
+      )
+      found = self.in_turns(found)
+      if found.simulated_s < best.simulated_s * (1.0 - _CLOSE):
+        best = found
+    return best
+
+  def in_turns(self, plan: Plan) -> Plan:
+    """The plan with the turns of its own simulation, simulated with them."""
+    where = self.space
+    plan = planned_turns(plan, where.scheme, where.slots, self.simulated(plan).intervals)
+    return dataclasses.replace(plan, simulated_s=self.simulated(plan).step_s)
+
+  def distinct(self) -> list[Point]:
+    """The best points, of those with the same tasks only the best one."""
+    found: dict[tuple, Point] = {}
+    for point in sorted(self.seen, key=lambda p: (self.seen[p], p)):
+      if math.isinf(self.seen[point]):
+        break
+      plan = self.space.plan(point)
+      found.setdefault((plan.judge_batches, plan.fused, frozenset(plan.splits)), point)
+      if len(found) == _POLISHED or plan.offload:
+        break
+    return list(found.values())
 
   def run(self, bound_s: float) -> Plan:
     if not self.space.knobs:

@@ -98,6 +98,19 @@ class StepShape:
 
 
 @dataclasses.dataclass(frozen=True)
+class Turn:
+  """A task that a worker has been given a turn for.
+
+  Attributes:
+    task: its id.
+    seconds: what it is expected to take, dispatch included.
+  """
+
+  task: str
+  seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Plan:
   """Where tasks run.
 
@@ -110,6 +123,8 @@ class Plan:
     fused: candidates of the first update whose gradient is taken during their generation.
     order: which of several ready tasks a worker takes.
     offload: True where a judge sleeps in host memory while its worker does other work.
+    turns: worker -> its tasks in the order in which it is to take them; those without a turn are
+      taken as soon as they can be. Empty: workers take what the order says. See `turns.TurnQueue`.
     simulated_s: the step's simulated length; None where nothing was simulated.
     bound_s: no plan of the scheme can be faster than this; None where nothing was simulated.
     searched: how the plan was found: `exhaustive`, `branch_and_bound`, `local` or `fixed`; see
@@ -124,6 +139,7 @@ class Plan:
   fused: frozenset[int] = frozenset()
   order: Order = "kind"
   offload: bool = False
+  turns: Mapping[str, tuple[Turn, ...]] = dataclasses.field(default_factory=dict)
   simulated_s: float | None = None
   bound_s: float | None = None
   searched: str = "fixed"

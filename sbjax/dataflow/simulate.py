@@ -9,8 +9,8 @@ from sbjax.dataflow.costs import StepCosts
 from sbjax.dataflow.graph import DRIVER_KINDS, StepGraph, Task
 from sbjax.dataflow.holders import Holders
 from sbjax.dataflow.plan import Plan, StepShape, WorkerSlot, allowed_workers
-from sbjax.dataflow.queue import ReadyQueue
 from sbjax.dataflow.schemes import Scheme
+from sbjax.dataflow.turns import queue_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +76,7 @@ class _Run:
     self.slots = {slot.name: slot for slot in slots}
     self.trainers = tuple(slot.name for slot in slots if slot.group in ("actor", "both"))
     self.holders = Holders(shape, scheme, plan)
-    self.queue = ReadyQueue(self.workers, plan.order)
+    self.queue = queue_of(graph, self.workers, plan.order, plan.turns, lambda: self.now)
     self.allowed: dict[tuple[str, str | None], tuple[str, ...]] = {}
     self.versions = dict.fromkeys(self.slots, 0)
     self.awake: dict[str, bool] = {}

@@ -5,6 +5,7 @@ from typing import Protocol
 
 from sbjax.dataflow.graph import DRIVER_KINDS, StepGraph, Task
 from sbjax.dataflow.queue import Order, ReadyQueue
+from sbjax.dataflow.turns import Turns, queue_of
 from sbjax.runtime.executor import (
   Call,
   Deadline,
@@ -27,6 +28,11 @@ class Program(Protocol):
   @property
   def order(self) -> Order:
     """Which of several ready tasks a worker takes."""
+    ...
+
+  @property
+  def turns(self) -> Turns:
+    """What each worker is to run, one after the other; empty where the order alone decides."""
     ...
 
   def on_driver(self, task: Task) -> None:
@@ -83,6 +89,7 @@ class Dispatcher:
     self._attempts: dict[str, int] = {}
     self._living: frozenset[str] | None = None
     self._queue = ReadyQueue(lambda task: ())
+    self._turns: Turns = {}
 
   def run(self, graph: StepGraph, program: Program) -> None:
     """Runs every task of the graph.
@@ -97,6 +104,7 @@ class Dispatcher:
 
     self._pool.on_death = died
     self._living = None
+    self._turns = program.turns
     while graph.is_active():
       started = self._start_ready(graph, program)
       if graph.is_active() and started:
@@ -108,7 +116,11 @@ class Dispatcher:
     living = frozenset(n for n, state in self._pool.workers.items() if not state.starting)
     if living != self._living:
       self._living = living
-      self._queue = ReadyQueue(program.workers, program.order)
+      # Turns hold for the workers they were planned for, as long as all of them live.
+      turns = self._turns if living.issuperset(self._turns) else {}
+      self._turns = {}
+      now = self._pool.executor.now
+      self._queue = queue_of(graph, program.workers, program.order, turns, now)
       graph.get_ready()
       self._list(graph, program, [t for t in graph.tasks.values() if graph.is_ready(t.id)])
       for task in graph.tasks.values():

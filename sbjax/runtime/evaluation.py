@@ -8,6 +8,7 @@ import numpy as np
 
 from sbjax.dataflow.graph import StepGraph, Task
 from sbjax.dataflow.queue import Order
+from sbjax.dataflow.turns import Turns
 from sbjax.randomness import stream_seed
 from sbjax.rewards.protocol import CandidateReward, Group, Reward
 from sbjax.runtime.dispatch import Dispatcher
@@ -71,6 +72,10 @@ class _EvalProgram:
   @property
   def order(self) -> Order:
     return "kind"
+
+  @property
+  def turns(self) -> Turns:
+    return {}
 
   def workers(self, task: Task) -> tuple[str, ...]:
     """Nothing here waits for training, so any worker may do anything but judge without a judge."""

@@ -231,8 +231,12 @@ def refined(
   for kind, old in costs.by_kind.items():
     new = {f: statistics.median(times) for f, times in seen.get(kind, {}).items()}
     fused = new.pop("fused_total", None)
-    if fused is not None:
-      new["fused_s"] = max(fused - new.get("generate_s", old.generate_s), 0.0)
+    if fused is not None and "generate_s" in new:
+      new["fused_s"] = max(fused - new["generate_s"], 0.0)
+    elif fused is not None:
+      # Which part of a fused rollout has changed is not known: both, in proportion.
+      whole = old.generate_s + old.fused_s
+      new |= {f: getattr(old, f) * fused / whole for f in ("generate_s", "fused_s")}
     table = dict(old.judge_s)
     table |= {size: statistics.median(t) for size, t in judged.get(kind, {}).items()}
     by_kind[kind] = dataclasses.replace(old, **new, judge_s=tuple(sorted(table.items())))

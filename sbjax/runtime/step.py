@@ -10,6 +10,7 @@ from sbjax.dataflow.holders import Holders, Part
 from sbjax.dataflow.plan import Plan, StepShape, WorkerSlot, allowed_workers
 from sbjax.dataflow.queue import Order
 from sbjax.dataflow.schemes import Scheme
+from sbjax.dataflow.turns import Turns
 from sbjax.rewards.protocol import CandidateReward, Group, Job, Reward, Verdict
 from sbjax.runtime.executor import Call, Deadline, Handle, Result
 from sbjax.runtime.judging import Judging
@@ -155,6 +156,11 @@ class StepProgram:
   def order(self) -> Order:
     """Which of several ready tasks a worker takes, as the plan says."""
     return self._plan.order
+
+  @property
+  def turns(self) -> Turns:
+    """What the plan has each worker run, one task after the other."""
+    return self._plan.turns
 
   def workers(self, task: Task) -> tuple[str, ...]:
     """Workers that may run a task, in order of preference.

@@ -92,9 +92,10 @@ def test_drift_plans_anew_only_when_it_is_asked_for():
     planner, shape, chosen, slots = planner_of(runtime__replan_drift=limit)
     said = [planner.observe(step_of(planner, shape, chosen, slots, slower(2.0))) for _ in range(4)]
     assert any(said) == expected
-    if expected:
-      (line,) = [s for s in said if s]
-      assert "generate on" in line and "100%" in line
+    # A plan may move generations to workers that had made none, whose times are news once more.
+    lines = [line for line in said if line]
+    assert all("generate on" in line and "100%" in line for line in lines)
+    assert len(lines) == len(set(lines)) <= 2
 
 
 def test_planning_anew_never_changes_who_fuses():

@@ -1,0 +1,199 @@
+"""Workers that take tasks in planned turns: a plan's schedule, kept to while the step drifts.
+
+The rule of `queue.ReadyQueue` never lets a worker idle while it may run something. So a task that
+is a moment late may find that the worker which was to judge it has just begun a replay, and a plan
+whose tasks meet to the instant falls apart by a whole task (Graham's anomaly of list scheduling).
+A worker with turns waits for its next one instead: where every task takes at most 2 % longer, so
+does the step.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from sbjax.dataflow.graph import StepGraph, Task
+from sbjax.dataflow.plan import Turn
+from sbjax.dataflow.queue import Order, ReadyQueue
+
+MayStart = Callable[[Task, str], bool]
+
+
+Turns = Mapping[str, Sequence[Turn]]
+"""Worker -> its turns."""
+
+
+def queue_of(
+  graph: StepGraph,
+  workers: Callable[[Task], tuple[str, ...]],
+  order: Order,
+  turns: Turns,
+  now: Callable[[], float],
+) -> "ReadyQueue | TurnQueue":
+  """The queue by which workers take tasks; arguments as for `TurnQueue`, without turns the rule."""
+  if turns:
+    return TurnQueue(graph, workers, order, turns, now)
+  return ReadyQueue(workers, order)
+
+
+class TurnQueue:
+  """Ready tasks and idle workers; pairs a worker with its next turn as soon as that is ready.
+
+  While its next turn is not ready, a worker takes a later one of its own if the next cannot become
+  ready before that has ended. A worker that has had its turns takes over the last one of whoever
+  has most left. Sums have a turn on every worker that was to hold a part. Tasks without a turn,
+  such as those that are run a second time, go by the rule of `ReadyQueue` and come first.
+
+  Args:
+    graph: the step's graph; what is running and done is read from it.
+    workers: gives the workers that may run a task, best first.
+    order: see `ReadyQueue`.
+    turns: worker -> its turns.
+    now: the clock, in seconds; turns that ran for twice their planned time count as lost.
+  """
+
+  def __init__(
+    self,
+    graph: StepGraph,
+    workers: Callable[[Task], tuple[str, ...]],
+    order: Order,
+    turns: Turns,
+    now: Callable[[], float],
+  ):
+    self._graph, self._workers, self._now = graph, workers, now
+    self._rule = ReadyQueue(workers, order)
+    self._seconds: dict[str, float] = {}
+    self._worker: dict[str, str] = {}
+    self._due: dict[str, list[str]] = {worker: [] for worker in turns}
+    for worker, mine in turns.items():
+      for turn in mine:
+        key = _key(graph.tasks[turn.task], worker)
+        self._seconds[key], self._worker[key] = turn.seconds, worker
+        self._due[worker].append(key)
+    self._taken: set[str] = set()
+    self._ready: dict[str, Task] = {}
+    self._since: dict[str, float] = {}
+    self._idle: set[str] = set()
+
+  def push(self, tasks: Iterable[Task]) -> None:
+    """Adds tasks that are ready."""
+    for task in tasks:
+      planned = self._worker.get(task.id)
+      if planned is None or task.id in self._taken or planned not in self._workers(task):
+        self._taken.add(task.id)
+        self._rule.push([task])
+      else:
+        self._ready[task.id] = task
+
+  def push_for(self, task: Task, worker: str) -> None:
+    """Adds one worker's share of a task that every holder does a part of, a sum."""
+    key = _key(task, worker)
+    if key in self._worker and key not in self._taken:
+      self._ready[key] = task
+    else:
+      self._rule.push_for(task, worker)
+
+  def free(self, worker: str) -> None:
+    """Hears that a worker is idle."""
+    self._idle.add(worker)
+    self._rule.free(worker)
+
+  def busy(self, worker: str) -> None:
+    """Hears that a worker is not idle."""
+    self._idle.discard(worker)
+    self._rule.busy(worker)
+
+  def pop(self, may_start: MayStart) -> tuple[Task, str] | None:
+    """Takes a task and the worker that is to run it, which counts as busy afterwards.
+
+    Args:
+      may_start: tells whether a task may still start on a worker.
+
+    Returns:
+      Task and worker, or None where nothing can start.
+    """
+    pair = self._rule.pop(may_start)
+    if pair is not None:
+      self._idle.discard(pair[1])
+      return pair
+    idle = [worker for worker in self._due if worker in self._idle]
+    for choose in (self._next, self._filler, self._left_by_others):
+      for worker in idle:
+        key = choose(worker)
+        if key is not None and may_start(self._ready[key], worker):
+          return self._take(key, worker), worker
+    return None
+
+  def _take(self, key: str, worker: str) -> Task:
+    self._taken.add(key)
+    self._since[key] = self._now()
+    self.busy(worker)
+    return self._ready.pop(key)
+
+  def _left(self, worker: str) -> list[str]:
+    """A worker's turns that are still to come."""
+    due = self._due[worker] = [key for key in self._due[worker] if not self._past(key)]
+    return due
+
+  def _past(self, key: str) -> bool:
+    if key in self._taken:
+      return True
+    # A sum that has begun elsewhere only: this worker holds no part of it, as it was planned to.
+    name = key.partition(_ON)[0]
+    return name != key and key not in self._ready and self._begun(name)
+
+  def _begun(self, name: str) -> bool:
+    return self._graph.is_running(name) or self._graph.is_done(name)
+
+  def _next(self, worker: str) -> str | None:
+    left = self._left(worker)
+    return left[0] if left and left[0] in self._ready else None
+
+  def _filler(self, worker: str) -> str | None:
+    """A later turn that ends before the next one can start."""
+    left = self._left(worker)
+    later = [key for key in left[1:] if key in self._ready]
+    if not later:
+      return None
+    room_s = self._ready_at(left[0].partition(_ON)[0], {}) - self._now()
+    return next((key for key in later if self._seconds[key] <= room_s), None)
+
+  def _left_by_others(self, worker: str) -> str | None:
+    """The last ready turn of whoever has most left, where this worker has none of its own."""
+    if self._left(worker):
+      return None
+    best: tuple[float, str] | None = None
+    for other in self._due:
+      left = self._left(other)
+      mine = [key for key in left if key in self._ready and self._may_run(worker, key)]
+      if mine:
+        load_s = sum(self._seconds[key] for key in left)
+        if best is None or load_s > best[0]:
+          best = (load_s, mine[-1])
+    return None if best is None else best[1]
+
+  def _may_run(self, worker: str, key: str) -> bool:
+    return _ON not in key and worker in self._workers(self._ready[key])
+
+  def _ready_at(self, name: str, known: dict[str, float]) -> float:
+    """No earlier than this a task can be ready; infinite where it waits for one that is lost."""
+    if name not in known:
+      needs = self._graph.tasks[name].needs
+      known[name] = max((self._ends_at(need, known) for need in needs), default=self._now())
+    return known[name]
+
+  def _ends_at(self, name: str, known: dict[str, float]) -> float:
+    now = self._now()
+    if self._graph.is_done(name):
+      return now
+    took = self._seconds.get(name, 0.0)
+    since = self._since.get(name)
+    if since is None or not self._graph.is_running(name):
+      return self._ready_at(name, known) + took
+    return math.inf if now > since + 2.0 * took else max(now, since + took)
+
+
+_ON = " on "
+
+
+def _key(task: Task, worker: str) -> str:
+  """What a turn is known by; every holder of a part has its own turn of a sum."""
+  return f"{task.id}{_ON}{worker}" if task.kind == "reduce" else task.id
