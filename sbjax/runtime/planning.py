@@ -219,7 +219,7 @@ def refined(
   for span in spans:
     if span.failed or span.worker not in kind_of:
       continue
-    took, kind = span.end_s - span.start_s, kind_of[span.worker]
+    took, kind = (span.end_s - span.start_s) / costs.scale, kind_of[span.worker]
     if span.kind == "judge":
       size = len(plan.judge_batches[int(span.task.rpartition("b")[2])])
       judged.setdefault(kind, {}).setdefault(size, []).append(took)
@@ -240,7 +240,7 @@ def refined(
     table = dict(old.judge_s)
     table |= {size: statistics.median(t) for size, t in judged.get(kind, {}).items()}
     by_kind[kind] = dataclasses.replace(old, **new, judge_s=tuple(sorted(table.items())))
-  return dataclasses.replace(costs, by_kind=by_kind, dispatch_s=_dispatch_s(spans))
+  return dataclasses.replace(costs, by_kind=by_kind, dispatch_s=_dispatch_s(spans) / costs.scale)
 
 
 def _field(span: Span, plan: Plan) -> str | None:

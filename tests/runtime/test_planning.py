@@ -49,7 +49,7 @@ def step_of(planner, shape, chosen, slots, costs):
       i.task.kind,
       i.task.id,
       1,
-      i.start_s + costs.dispatch_s,
+      i.start_s + costs.dispatch_s * costs.scale,
       i.end_s,
       candidate=i.task.candidates[0] if len(i.task.candidates) == 1 else None,
       minibatch=i.task.update,
@@ -72,11 +72,14 @@ def test_a_plan_is_kept_while_shape_and_costs_are():
   assert planner.plan.simulated_s >= planner.plan.bound_s > 0
 
 
-def test_a_step_teaches_its_own_times():
-  planner, shape, chosen, slots = planner_of()
+@pytest.mark.parametrize("scale", [1.0, 0.25])
+def test_a_step_teaches_its_own_times(scale):
+  known = dataclasses.replace(COSTS, scale=scale)
+  planner, shape, chosen, slots = planner_of(profiled=known)
   truth = slower(2.0, "decode_s")
+  truth = dataclasses.replace(truth, scale=scale)
   spans = step_of(planner, shape, chosen, slots, truth)
-  learned = refined(COSTS, spans, planner.plan, slots)
+  learned = refined(known, spans, planner.plan, slots)
   ran = {(s.group, s.kind) for s in spans}
   for kind in ("actor", "reward"):
     expected = truth if (kind, "decode") in ran else COSTS
