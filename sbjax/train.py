@@ -128,6 +128,7 @@ class Loop:
     rollout, total = self.settings.rollout, self.settings.total_steps
     if step == 0:
       self.evaluate()
+    memory.settle()
     while self.step < total:
       step = self.step + 1
       prompts = self.train_prompts.take(self.settings.seed, self.cursor, rollout.prompts_per_step)
