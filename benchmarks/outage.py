@@ -44,7 +44,7 @@ TIMEOUT_S = 20.0
 ROOM_S = 30.0
 """A step's other work, and workers that share two cores with the server."""
 
-START_S = 300.0
+START_S = 900.0
 GROUP = 4
 
 
