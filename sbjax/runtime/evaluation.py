@@ -1,7 +1,7 @@
 """Evaluation: fixed prompts and seeds under several adapters, on the same workers and tasks."""
 
 import zlib
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,10 +28,13 @@ def evaluation_seed(seed: int, prompt: str) -> int:
 class _EvalProgram:
   """Implements `dispatch.Program` for videos that are generated, decoded, judged and measured.
 
-  With a reward that compares videos each meets `opponents[i]`, or itself where there are none.
+  With a reward that compares videos each meets `opponents[i]`, or itself where there are none. Only
+  the first `keep_videos` are kept beyond their use, or all where they are others' opponents.
   """
 
-  def __init__(self, pool, recipe, reward, handle, version, items, timeouts_s, opponents):
+  def __init__(
+    self, pool, recipe, reward, handle, version, items, timeouts_s, opponents, keep_videos
+  ):
     self._pool, self._recipe, self._timeouts_s = pool, recipe, timeouts_s
     self._handle, self._version, self._items = handle, version, items
     self._reward = reward
@@ -45,6 +48,18 @@ class _EvalProgram:
     self._latents: dict[int, Handle] = {}
     self.videos: dict[int, Handle] = {}
     self.heldout: dict[int, Mapping[str, float]] = {}
+    self._kept = len(items) if reward.compares else keep_videos
+    # The held-out measure and every job of it look at a video.
+    self._uses = dict.fromkeys(range(len(items)), 1)
+    for job in self._jobs:
+      self._count(job.candidates, 1)
+
+  def _count(self, candidates: Iterable[int], uses: int) -> None:
+    for i in candidates:
+      if i >= 0:
+        self._uses[i] += uses
+        if not self._uses[i] and i >= self._kept:
+          del self.videos[i]
 
   def _anchor(self, item: int) -> int | None:
     if not self._reward.compares:
@@ -114,10 +129,15 @@ class _EvalProgram:
       self._latents[i] = result.heavy[1]
     elif task.kind == "decode":
       (self.videos[i],) = result.heavy
+      del self._latents[i]
     elif task.kind == "heldout":
       self.heldout[i] = result.scalars["values"]
+      self._count((i,), -1)
     else:
-      return self._judging.answered(task, result.scalars["verdicts"])
+      if not self._judging.answered(task, result.scalars["verdicts"]):
+        return False
+      for job in task.jobs:
+        self._count(self._jobs[job].candidates, -1)
     return True
 
   def lost(self, task: Task, error: Exception) -> bool:
@@ -130,8 +150,11 @@ class _EvalProgram:
 
   def makers(self, handles: Sequence[Handle]) -> Sequence[str]:
     gone = {id(handle) for handle in handles}
-    names = [f"generate/c{i}" for i, handle in self._latents.items() if id(handle) in gone]
-    return names + [f"decode/c{i}" for i, handle in self.videos.items() if id(handle) in gone]
+    lost = [i for i, handle in self.videos.items() if id(handle) in gone]
+    names = [f"decode/c{i}" for i in lost]
+    # A decoded video's latents are gone with its decode.
+    lost += [i for i, handle in self._latents.items() if id(handle) in gone]
+    return names + [f"generate/c{i}" for i in lost]
 
   def rewards(self) -> list[CandidateReward]:
     out: dict[int, CandidateReward] = {}
@@ -208,7 +231,9 @@ def _evaluate_one(
   pool, recipe, reward, handle, name, step, items, timeouts_s, keep_videos, on_progress, opponents
 ):
   version = f"eval-{name}-{step}"
-  program = _EvalProgram(pool, recipe, reward, handle, version, items, timeouts_s, opponents)
+  program = _EvalProgram(
+    pool, recipe, reward, handle, version, items, timeouts_s, opponents, keep_videos
+  )
   Dispatcher(pool, step, on_progress).run(program.graph(), program)
   rewards = program.rewards()
   totals = [weighted_reward(recipe, r) for r in rewards]
