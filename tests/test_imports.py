@@ -17,6 +17,7 @@ RANKS = {
   "sbjax.separation": 1,
   "sbjax.algorithms": 2,
   "sbjax.policy": 2,
+  "sbjax.trajectory": 2,
   "sbjax.rollout": 3,
   "sbjax.rewards": 4,
   "sbjax.dataflow": 4,

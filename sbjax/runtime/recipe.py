@@ -16,10 +16,10 @@ from models.wan.schedule import denoising_schedule
 from sbjax.algorithms import objectives, selection, transitions
 from sbjax.dataflow.plan import StepShape
 from sbjax.randomness import stream_seed
-from sbjax.rollout import Schedule
 from sbjax.separation.channels import Transition
 from sbjax.separation.replay import chunk_blocks, unit_weights
 from sbjax.settings import Settings
+from sbjax.trajectory import Schedule
 
 TEMPORAL_STRIDE = 4
 

@@ -14,12 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from sbjax.rewards.protocol import Job, Judge, judge_with_retries
-from sbjax.rollout import Trajectory, generate, generate_fused, replay_inputs
+from sbjax.rollout import generate, generate_fused, replay_inputs
 from sbjax.runtime import judge_measuring, memory
 from sbjax.runtime.optimizer import initial_state
 from sbjax.runtime.roles import Roles, place
 from sbjax.separation import buffers as buffer_lib
 from sbjax.separation import replay as replay_lib
+from sbjax.trajectory import Trajectory
 
 Output = tuple[dict[str, Any], tuple[Any, ...]]
 

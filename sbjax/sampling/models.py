@@ -18,7 +18,7 @@ from models.wan.unipc import unipc_sample, unipc_tables
 from sbjax.algorithms import transitions
 from sbjax.policy import TextConditioning, WanPolicy
 from sbjax.randomness import Purpose, draw_key
-from sbjax.rollout import Schedule, make_rollout
+from sbjax.rollout import make_rollout
 from sbjax.runtime.recipe import TEMPORAL_STRIDE
 from sbjax.runtime.roles import load_models, place, worker_mesh
 from sbjax.sampling.chunks import Generator
@@ -27,6 +27,7 @@ from sbjax.separation.channels import Point, Transition
 from sbjax.separation.policy import Params
 from sbjax.settings import Settings
 from sbjax.sizes import model_sizes
+from sbjax.trajectory import Schedule
 from sbjax.worlds.decoding import DecodeChunk, stream_decoder
 from sbjax.worlds.models import WorldModels
 
