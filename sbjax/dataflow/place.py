@@ -61,7 +61,8 @@ def search(
   Returns:
     A plan whose `searched` is `exhaustive` where every plan of the space was simulated,
     `branch_and_bound` where those that were not cannot be faster, `local` where only neighbours of
-    the best ones were, `fixed` where there is one plan.
+    the best ones were, `fixed` where there is one plan. A plan that gives turns is `local`, unless
+    it is as good as its bound.
 
   Raises:
     ValueError: if no plan fits the workers' memory, or costs lack a kind of worker.
@@ -123,7 +124,7 @@ class _Search:
       return best
     points = self.distinct()
     for point in points:
-      other = dataclasses.replace(self.space.plan(point), bound_s=plan.bound_s, searched="local")
+      other = dataclasses.replace(self.space.plan(point), bound_s=plan.bound_s)
       found = polished(
         other,
         where.shape,
@@ -137,7 +138,7 @@ class _Search:
       found = self.in_turns(found)
       if found.simulated_s < best.simulated_s * (1.0 - _CLOSE):
         best = found
-    return best
+    return dataclasses.replace(best, searched="local")  # nobody sees the space of turns whole
 
   def in_turns(self, plan: Plan) -> Plan:
     """The plan with the turns of its own simulation, simulated with them."""

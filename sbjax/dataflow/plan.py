@@ -104,10 +104,12 @@ class Turn:
   Attributes:
     task: its id.
     seconds: what it is expected to take, dispatch included.
+    end_s: when it is expected to end, from the step's start; infinite: it is never late.
   """
 
   task: str
   seconds: float
+  end_s: float = math.inf
 
 
 @dataclasses.dataclass(frozen=True)

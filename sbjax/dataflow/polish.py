@@ -38,7 +38,7 @@ def planned_turns(
   groups = dict(plan.groups)
   for one in intervals:
     kind = one.task.kind
-    turns[one.worker].append(Turn(one.task.id, one.end_s - one.start_s))
+    turns[one.worker].append(Turn(one.task.id, one.end_s - one.start_s, one.end_s))
     if kind in scheme.bindings and one.worker not in allowed_workers(
       kind, groups.get(one.task.id), scheme, slots
     ):

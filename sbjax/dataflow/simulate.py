@@ -76,11 +76,11 @@ class _Run:
     self.slots = {slot.name: slot for slot in slots}
     self.trainers = tuple(slot.name for slot in slots if slot.group in ("actor", "both"))
     self.holders = Holders(shape, scheme, plan)
+    self.now = 0.0
     self.queue = queue_of(graph, self.workers, plan.order, plan.turns, lambda: self.now)
     self.allowed: dict[tuple[str, str | None], tuple[str, ...]] = {}
     self.versions = dict.fromkeys(self.slots, 0)
     self.awake: dict[str, bool] = {}
-    self.now = 0.0
     self.events: list[tuple[float, int, Task, str, tuple]] = []
     self.number = 0
     self.summing: dict[str, dict[str, tuple]] = {}

@@ -17,6 +17,9 @@ from sbjax.dataflow.queue import Order, ReadyQueue
 MayStart = Callable[[Task, str], bool]
 
 
+_LATE = 0.5
+"""Share of a turn's length by which it must be late before somebody else takes it over."""
+
 Turns = Mapping[str, Sequence[Turn]]
 """Worker -> its turns."""
 
@@ -39,8 +42,10 @@ class TurnQueue:
 
   While its next turn is not ready, a worker takes a later one of its own if the next cannot become
   ready before that has ended. A worker that has had its turns takes over the last one of whoever
-  has most left. Sums have a turn on every worker that was to hold a part. Tasks without a turn,
-  such as those that are run a second time, go by the rule of `ReadyQueue` and come first.
+  has most left, if that is late by more than half its length and will be done sooner here, which
+  is known of kinds of tasks that both have turns of. Sums have a turn on every worker that was to
+  hold a part. Tasks without a turn, such as those that are run a second time, go by the rule of
+  `ReadyQueue` and come first.
 
   Args:
     graph: the step's graph; what is running and done is read from it.
@@ -60,17 +65,25 @@ class TurnQueue:
   ):
     self._graph, self._workers, self._now = graph, workers, now
     self._rule = ReadyQueue(workers, order)
+    self._began_s = now()
     self._seconds: dict[str, float] = {}
+    self._end_s: dict[str, float] = {}
     self._worker: dict[str, str] = {}
+    # What a kind of task takes on a worker, from its own turns.
+    self._typical: dict[tuple[str, str], float] = {}
     self._due: dict[str, list[str]] = {worker: [] for worker in turns}
     for worker, mine in turns.items():
       for turn in mine:
         key = _key(graph.tasks[turn.task], worker)
-        self._seconds[key], self._worker[key] = turn.seconds, worker
+        self._seconds[key], self._end_s[key] = turn.seconds, turn.end_s
+        self._worker[key] = worker
         self._due[worker].append(key)
+        kind = worker, graph.tasks[turn.task].kind
+        self._typical[kind] = max(self._typical.get(kind, 0.0), turn.seconds)
     self._taken: set[str] = set()
     self._ready: dict[str, Task] = {}
     self._since: dict[str, float] = {}
+    self._at: dict[str, str] = {}
     self._idle: set[str] = set()
 
   def push(self, tasks: Iterable[Task]) -> None:
@@ -125,6 +138,7 @@ class TurnQueue:
   def _take(self, key: str, worker: str) -> Task:
     self._taken.add(key)
     self._since[key] = self._now()
+    self._at[worker] = key
     self.busy(worker)
     return self._ready.pop(key)
 
@@ -157,18 +171,29 @@ class TurnQueue:
     return next((key for key in later if self._seconds[key] <= room_s), None)
 
   def _left_by_others(self, worker: str) -> str | None:
-    """The last ready turn of whoever has most left, where this worker has none of its own."""
+    """The last turn of whoever has most left, if it is late there and done sooner here."""
     if self._left(worker):
       return None
     best: tuple[float, str] | None = None
+    passed_s = self._now() - self._began_s
     for other in self._due:
-      left = self._left(other)
-      mine = [key for key in left if key in self._ready and self._may_run(worker, key)]
-      if mine:
-        load_s = sum(self._seconds[key] for key in left)
-        if best is None or load_s > best[0]:
-          best = (load_s, mine[-1])
+      ends_s, mine = self._rest_s(other), []
+      for key in self._left(other):
+        ends_s += self._seconds[key]
+        if key in self._ready and self._may_run(worker, key):
+          late = passed_s + ends_s > self._end_s[key] + _LATE * self._seconds[key]
+          took_s = self._typical.get((worker, self._ready[key].kind), math.inf)
+          mine += [key] if late and took_s < ends_s else []
+      if mine and (best is None or ends_s > best[0]):
+        best = (ends_s, mine[-1])
     return None if best is None else best[1]
+
+  def _rest_s(self, worker: str) -> float:
+    """What is left of the turn that a worker is at."""
+    key = self._at.get(worker)
+    if key is None or worker in self._idle:
+      return 0.0
+    return max(self._since[key] + self._seconds[key] - self._now(), 0.0)
 
   def _may_run(self, worker: str, key: str) -> bool:
     return _ON not in key and worker in self._workers(self._ready[key])

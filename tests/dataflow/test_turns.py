@@ -90,7 +90,7 @@ def test_searching_turns_keeps_every_task_and_makes_no_step_longer(case: Case):
   named = [turn.task for mine in found.turns.values() for turn in mine]
   assert sorted(named) == sorted(kinds)
   again = simulate(case.shape, case.scheme, found, case.slots, case.costs)
-  # The driver also has workers take over what others have left, and fill what they wait.
+  # The driver also fills what its workers wait.
   assert again.step_s <= found.simulated_s * (1.0 + 1e-9)
 
 
@@ -123,7 +123,7 @@ def queue_of_two(turns):
   plan = search(shape, chosen, slots, step_costs(), budget_s=0.01, fused=0)
   graph = build_step(shape, chosen, dataclasses.replace(plan, splits={}))
   clock, names = Clock(), tuple(slot.name for slot in slots)
-  given = {w: tuple(Turn(name, s) for name, s in mine) for w, mine in turns.items()}
+  given = {w: tuple(Turn(*one) for one in mine) for w, mine in turns.items()}
   queue = TurnQueue(graph, lambda task: names, "kind", given, lambda: clock.now_s)
   return queue, graph, clock
 
@@ -165,14 +165,23 @@ def test_a_later_turn_that_ends_in_time_is_taken():
   assert pop(queue, graph) == ("generate/c1", "reward-0")
 
 
-def test_a_worker_without_turns_takes_over_the_last_of_another():
-  turns = {"actor-0": (("generate/c0", 2.0), ("generate/c1", 2.0)), "reward-0": ()}
-  queue, graph, _ = queue_of_two(turns)
+@pytest.mark.parametrize(
+  ("at_s", "theirs_s", "taken"), [(0.5, 3.0, False), (1.5, 3.0, True), (1.5, 5.0, False)]
+)
+def test_a_worker_without_turns_takes_over_what_is_late_if_it_is_sooner(at_s, theirs_s, taken):
+  turns = {
+    "actor-0": (("generate/c0", 2.0, 2.0), ("generate/c1", 2.0, 4.0)),
+    "reward-0": (("decode/c0", theirs_s, 9.0),),
+  }
+  queue, graph, clock = queue_of_two(turns)
+  queue._typical["reward-0", "generate"] = theirs_s
+  queue._due["reward-0"].clear()
   queue.push(graph.get_ready())
+  clock.now_s = at_s
   queue.free("actor-0")
   queue.free("reward-0")
   assert pop(queue, graph) == ("generate/c0", "actor-0")
-  assert pop(queue, graph) == ("generate/c1", "reward-0")
+  assert pop(queue, graph) == (("generate/c1", "reward-0") if taken else None)
 
 
 def test_a_task_that_is_run_again_goes_to_whoever_is_idle():
