@@ -22,8 +22,8 @@ import numpy as np
 from sbjax import config as config_lib
 from sbjax.compilation import cache_dir, use_cache
 from sbjax.rollout import generate, replay_inputs
+from sbjax.runtime.early import unit_scalars
 from sbjax.runtime.roles import Roles, build_roles
-from sbjax.runtime.worker import unit_scalars
 from sbjax.separation import buffers, replay
 
 

@@ -9,11 +9,11 @@ import numpy as np
 from sbjax.dataflow.judge_costs import JudgeRow
 from sbjax.dataflow.profile import Row
 from sbjax.rewards.protocol import Group, Job, Reward
+from sbjax.runtime.early import early_weights
 from sbjax.runtime.executor import Call, Handle, Result
 from sbjax.runtime.planning import can_fuse
 from sbjax.runtime.pool import Pool, RunFailed
 from sbjax.runtime.recipe import Recipe
-from sbjax.runtime.worker import early_weights
 
 _STEP = -1  # its buffers belong to no step
 _VERSION = "profile"

@@ -17,8 +17,8 @@ from sbjax.dataflow.plan import WorkerSlot
 from sbjax.dataflow.schemes import Scheme
 from sbjax.dataflow.schemes import scheme as scheme_of
 from sbjax.rewards import catalogue
+from sbjax.runtime.early import known_weights
 from sbjax.runtime.recipe import Recipe, make_recipe
-from sbjax.runtime.worker import known_weights
 from sbjax.settings import Settings
 from sbjax.sizes import model_sizes
 from sbjax.world_table import DIGITS

@@ -11,10 +11,10 @@ from sbjax.dataflow.costs import StepCosts, WorkerCosts
 from sbjax.dataflow.memory import Memory
 from sbjax.dataflow.plan import Plan, StepShape, WorkerSlot, fixed_plan, fused_candidates
 from sbjax.dataflow.schemes import Scheme
+from sbjax.runtime.early import known_weights
 from sbjax.runtime.recipe import Recipe
 from sbjax.runtime.records import Span
 from sbjax.runtime.warmup import WarmUp
-from sbjax.runtime.worker import known_weights
 
 OWN_STEPS = 2
 """Steps after which a run without a profile file has measured itself well enough to plan anew."""

@@ -7,8 +7,8 @@ import numpy as np
 
 from sbjax.algorithms.advantages import advantages, from_settings
 from sbjax.rewards.protocol import CandidateReward
+from sbjax.runtime.early import unit_scalars
 from sbjax.runtime.recipe import Recipe
-from sbjax.runtime.worker import unit_scalars
 from sbjax.separation.objective import Batch
 
 

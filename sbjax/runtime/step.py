@@ -12,12 +12,12 @@ from sbjax.dataflow.queue import Order
 from sbjax.dataflow.schemes import Scheme
 from sbjax.dataflow.turns import Turns
 from sbjax.rewards.protocol import CandidateReward, Group, Job, Reward, Verdict
+from sbjax.runtime.early import early_weights
 from sbjax.runtime.executor import Call, Deadline, Handle, Result
 from sbjax.runtime.judging import Judging
 from sbjax.runtime.pool import Pool
 from sbjax.runtime.recipe import Recipe
 from sbjax.runtime.scalars import UpdateScalars, update_scalars
-from sbjax.runtime.worker import early_weights
 
 
 @dataclasses.dataclass(frozen=True)

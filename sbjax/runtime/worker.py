@@ -16,6 +16,7 @@ import numpy as np
 from sbjax.rewards.protocol import Job, Judge, judge_with_retries
 from sbjax.rollout import generate, generate_fused, replay_inputs
 from sbjax.runtime import judge_measuring, memory
+from sbjax.runtime.early import early_weights, known_weights
 from sbjax.runtime.optimizer import initial_state
 from sbjax.runtime.roles import Roles, place
 from sbjax.separation import buffers as buffer_lib
@@ -387,48 +388,3 @@ def _scalars(scores: Mapping[int, replay_lib.ChunkScores]) -> dict[str, Any]:
     "channels": np.stack([np.asarray(scores[c].channels) for c in order]),
     "statistics": np.stack([np.asarray(scores[c].statistics) for c in order]),
   }
-
-
-def known_weights(recipe: Any, objective: Any) -> np.ndarray | None:
-  """Weights [chunks, steps, channels] where one buffer needs no scores, else None."""
-  if not getattr(objective, "on_policy", False) or objective.buffers(recipe.units) != 1:
-    return None
-  if objective.statistics:
-    return None
-  blank = np.zeros((recipe.units, len(objective.channels)))
-  early = objective.early(blank, blank, np.zeros((recipe.units, 0)))
-  return np.einsum("uj,cuk->ckj", early[0], recipe.reduce_weights)
-
-
-def early_weights(
-  recipe: Any, update: int, scalars: Mapping[str, Any], old_scores: np.ndarray
-) -> np.ndarray:
-  """The objective's early weights of one candidate from its raw scalars of every chunk.
-
-  Args:
-    recipe: the run's recipe.
-    update: index of the update within the step.
-    scalars: `channels` [chunks, steps, channels] and `statistics` of every chunk, in order.
-    old_scores: the rollout's scores [chunks, trained steps].
-  """
-  channels, old, statistics = unit_scalars(recipe, scalars, old_scores)
-  return recipe.objective_of(update).early(channels, old, statistics)
-
-
-def unit_scalars(
-  recipe: Any, scalars: Mapping[str, Any], old_scores: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Channels, old channels and statistics of a candidate's units, in float64.
-
-  Differences are taken chunk by chunk before they are added up, so that the float32 scores lose
-  nothing; only the score has an old value.
-  """
-  weights = recipe.reduce_weights
-  now = np.asarray(scalars["channels"], np.float64)
-  before = now.copy()
-  before[..., 0] = np.asarray(old_scores, np.float64)
-  return (
-    replay_lib.units_of(now, weights),
-    replay_lib.units_of(before, weights),
-    replay_lib.units_of(np.asarray(scalars["statistics"], np.float64), weights),
-  )

@@ -7,7 +7,7 @@ import pytest
 
 from sbjax.algorithms.objectives import gradient
 from sbjax.rollout import generate, replay_inputs
-from sbjax.runtime.worker import unit_scalars
+from sbjax.runtime.early import unit_scalars
 from sbjax.separation import buffers, replay
 from sbjax.separation.objective import Batch
 from tests.runtime import tiny
