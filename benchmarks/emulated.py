@@ -15,8 +15,7 @@ from sbjax.dataflow.costs import StepCosts
 from sbjax.dataflow.paper import PaperCosts, paper_costs, paper_shape
 from sbjax.runtime.driver import Driver
 from sbjax.runtime.executor import Call, Result
-from sbjax.runtime.records import StepResult
-from sbjax.runtime.step import TrainHandles
+from sbjax.runtime.records import StepResult, TrainHandles
 from sbjax.settings import Settings
 
 PIXEL_FRAMES_PER_LATENT = 4

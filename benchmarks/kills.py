@@ -39,9 +39,8 @@ from sbjax.compilation import cache_dir
 from sbjax.runtime.driver import Driver
 from sbjax.runtime.pool import Pool
 from sbjax.runtime.ray_executor import RayExecutor
-from sbjax.runtime.records import Span
+from sbjax.runtime.records import Span, TrainHandles
 from sbjax.runtime.roles import recipe_of, reward_of
-from sbjax.runtime.step import TrainHandles
 
 # Smaller than the quickstart's step, so that a kill hits a larger share of it.
 SMALL = ("--config.rollout.prompts_per_step=2", "--config.rollout.group_size=4")

@@ -21,9 +21,8 @@ from sbjax.runtime.planning import check_fused
 from sbjax.runtime.pool import RunFailed
 from sbjax.runtime.profiling import profile_for
 from sbjax.runtime.recipe import Recipe
-from sbjax.runtime.records import EvalResult
+from sbjax.runtime.records import EvalResult, TrainHandles
 from sbjax.runtime.roles import recipe_of, reward_of
-from sbjax.runtime.step import TrainHandles
 from sbjax.settings import Settings
 from sbjax.state.adapter import AdapterLayout, layout_of, save_adapter
 from sbjax.state.checkpoint import Checkpointer, library_versions

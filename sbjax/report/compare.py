@@ -22,8 +22,9 @@ from sbjax.report.compare_report import Measured, MeasuredStep
 from sbjax.report.console import Progress, duration
 from sbjax.rewards.protocol import Reward
 from sbjax.runtime.driver import Driver
+from sbjax.runtime.judging import step_groups
 from sbjax.runtime.planning import OWN_STEPS, refined
-from sbjax.runtime.step import TrainHandles, step_groups
+from sbjax.runtime.records import TrainHandles
 from sbjax.settings import Settings
 
 

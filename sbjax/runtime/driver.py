@@ -18,14 +18,22 @@ from sbjax.runtime import memory, memory_plan
 from sbjax.runtime.dispatch import Dispatcher
 from sbjax.runtime.evaluation import evaluate
 from sbjax.runtime.executor import Call, Executor, Handle, Result, WorkerLost, WorkerSpec
+from sbjax.runtime.judging import step_groups
 from sbjax.runtime.metrics import step_metrics
 from sbjax.runtime.planning import Planner, can_fuse
 from sbjax.runtime.pool import Pool, RunFailed
 from sbjax.runtime.profiling import devices_of, fingerprint, video_size
 from sbjax.runtime.recipe import Recipe
-from sbjax.runtime.records import CandidateRecord, EvalResult, StepResult, TrainState
+from sbjax.runtime.records import (
+  Candidate,
+  CandidateRecord,
+  EvalResult,
+  StepResult,
+  TrainHandles,
+  TrainState,
+)
 from sbjax.runtime.scalars import weighted_reward
-from sbjax.runtime.step import Candidate, StepProgram, TrainHandles, step_groups
+from sbjax.runtime.step import StepProgram
 from sbjax.runtime.warmup import WarmUp, warm_up
 
 DEADLINE_FACTOR = 20.0

@@ -1,9 +1,32 @@
-"""Judge jobs of one step: what is still to ask, and what becomes of a judge that hangs or dies."""
+"""Judging of one step: who is compared, what is still to ask, and what a judge that hangs costs."""
 
 from collections.abc import Sequence
 
 from sbjax.dataflow.graph import Task
-from sbjax.rewards.protocol import Job, Verdict
+from sbjax.rewards.protocol import Group, Job, Reward, Verdict
+from sbjax.runtime.records import Candidate
+
+
+def step_groups(
+  groups: Sequence[Sequence[int]], candidates: Sequence[Candidate], reward: Reward
+) -> list[Group]:
+  """A step's groups, each with an anchor where the reward needs one: group g has -1 - g.
+
+  Args:
+    groups: the candidates of each.
+    candidates: all of the step's.
+    reward: says whether there are anchors.
+  """
+  return [
+    Group(
+      g,
+      candidates[members[0]].prompt,
+      tuple(members),
+      tuple(candidates[c].seed for c in members),
+      anchor=-1 - g if reward.needs_anchor else None,
+    )
+    for g, members in enumerate(groups)
+  ]
 
 
 class Judging:

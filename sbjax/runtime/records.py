@@ -1,10 +1,15 @@
-"""Records that the driver hands to reports and checkpoints: plain values, no JAX, no Ray."""
+"""Records that a step starts from and that the driver hands to reports and checkpoints.
+
+Plain values and opaque handles: no JAX, no Ray.
+"""
 
 import dataclasses
 from collections.abc import Mapping
 
 import numpy as np
 from jaxtyping import Float, UInt8
+
+from sbjax.runtime.executor import Handle
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +39,44 @@ class Span:
   candidate: int | None = None
   minibatch: int | None = None
   failed: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainHandles:
+  """Where the current training state is.
+
+  Attributes:
+    adapter: flat LoRA weights.
+    ema: their moving average.
+    optimizer: leaves of the optimizer's state.
+    count: updates taken.
+    skipped_in_row: updates skipped in a row.
+  """
+
+  adapter: Handle
+  ema: Handle
+  optimizer: Handle
+  count: int
+  skipped_in_row: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+  """One candidate before its rollout.
+
+  Attributes:
+    group: its group.
+    prompt: what is asked for.
+    seed: stream of the step noise.
+    seed_initial: stream of the initial noise.
+    trained: denoising steps that it trains on.
+  """
+
+  group: int
+  prompt: str
+  seed: int
+  seed_initial: int
+  trained: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """What the tasks of an RL step mean: their inputs, and what becomes of their results."""
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -11,73 +10,14 @@ from sbjax.dataflow.plan import Plan, StepShape, WorkerSlot, allowed_workers
 from sbjax.dataflow.queue import Order
 from sbjax.dataflow.schemes import Scheme
 from sbjax.dataflow.turns import Turns
-from sbjax.rewards.protocol import CandidateReward, Group, Job, Reward, Verdict
+from sbjax.rewards.protocol import CandidateReward, Job, Reward, Verdict
 from sbjax.runtime.early import early_weights
 from sbjax.runtime.executor import Call, Deadline, Handle, Result
-from sbjax.runtime.judging import Judging
+from sbjax.runtime.judging import Judging, step_groups
 from sbjax.runtime.pool import Pool
 from sbjax.runtime.recipe import Recipe
+from sbjax.runtime.records import Candidate, TrainHandles
 from sbjax.runtime.scalars import UpdateScalars, update_scalars
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainHandles:
-  """Where the current training state is.
-
-  Attributes:
-    adapter: flat LoRA weights.
-    ema: their moving average.
-    optimizer: leaves of the optimizer's state.
-    count: updates taken.
-    skipped_in_row: updates skipped in a row.
-  """
-
-  adapter: Handle
-  ema: Handle
-  optimizer: Handle
-  count: int
-  skipped_in_row: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Candidate:
-  """One candidate before its rollout.
-
-  Attributes:
-    group: its group.
-    prompt: what is asked for.
-    seed: stream of the step noise.
-    seed_initial: stream of the initial noise.
-    trained: denoising steps that it trains on.
-  """
-
-  group: int
-  prompt: str
-  seed: int
-  seed_initial: int
-  trained: tuple[int, ...]
-
-
-def step_groups(
-  groups: Sequence[Sequence[int]], candidates: Sequence[Candidate], reward: Reward
-) -> list[Group]:
-  """A step's groups, each with an anchor where the reward needs one: group g has -1 - g.
-
-  Args:
-    groups: the candidates of each.
-    candidates: all of the step's.
-    reward: says whether there are anchors.
-  """
-  return [
-    Group(
-      g,
-      candidates[members[0]].prompt,
-      tuple(members),
-      tuple(candidates[c].seed for c in members),
-      anchor=-1 - g if reward.needs_anchor else None,
-    )
-    for g, members in enumerate(groups)
-  ]
 
 
 class StepProgram:

@@ -8,7 +8,7 @@ import pytest
 from sbjax.dataflow.schemes import SCHEMES
 from sbjax.dataflow.simulate import simulate
 from sbjax.emulation.run import emulated_driver
-from sbjax.runtime.step import step_groups
+from sbjax.runtime.judging import step_groups
 from tests.emulation import setting
 
 
