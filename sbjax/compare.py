@@ -192,7 +192,8 @@ def open_workers(
   """
   from sbjax.compilation import cache_dir, use_cache
   from sbjax.report.compare import Opened
-  from sbjax.runtime.driver import Driver, make_executor
+  from sbjax.runtime.driver import Driver
+  from sbjax.runtime.executors import make_executor
   from sbjax.runtime.profiling import profile_for
   from sbjax.runtime.roles import recipe_of, reward_of
 

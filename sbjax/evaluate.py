@@ -11,7 +11,8 @@ from jaxtyping import Float
 
 from sbjax import files, train
 from sbjax.compilation import cache_dir, use_cache
-from sbjax.runtime.driver import Driver, make_executor
+from sbjax.runtime.driver import Driver
+from sbjax.runtime.executors import make_executor
 from sbjax.runtime.records import EvalResult
 from sbjax.runtime.roles import recipe_of, reward_of
 from sbjax.settings import Settings

@@ -112,7 +112,8 @@ def measure(settings: Settings, workdir: pathlib.Path, rounds: int) -> Profile:
   from sbjax.compilation import cache_dir, use_cache
   from sbjax.report.console import Progress
   from sbjax.runtime import measuring, profiling
-  from sbjax.runtime.driver import Driver, make_executor
+  from sbjax.runtime.driver import Driver
+  from sbjax.runtime.executors import make_executor
   from sbjax.runtime.roles import recipe_of, reward_of
 
   recipe, reward = recipe_of(settings), reward_of(settings)

@@ -16,7 +16,8 @@ from sbjax.dataflow.schemes import scheme as scheme_of
 from sbjax.report.console import Progress
 from sbjax.report.reporter import Reporter
 from sbjax.runtime import memory, memory_plan
-from sbjax.runtime.driver import Driver, make_executor
+from sbjax.runtime.driver import Driver
+from sbjax.runtime.executors import make_executor
 from sbjax.runtime.planning import check_fused
 from sbjax.runtime.pool import RunFailed
 from sbjax.runtime.profiling import profile_for

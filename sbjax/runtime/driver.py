@@ -1,6 +1,5 @@
 """The driver: plans a step, runs its graph on the pool, and keeps references and scalars only."""
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -275,7 +274,7 @@ class Driver:
     if self.warm is not None:
       metrics["check/logp_diff_actor_reward"] = self.warm.score_difference
     if program.state.skipped_in_row >= settings.reward.max_skipped_in_row:
-      raise RunFailed(self._why_skipped(program))
+      raise RunFailed(program.why_skipped())
     records = self._records(program, keep_videos)
     spans = tuple(dispatcher.spans)
     if plan.simulated_s is not None and plan.bound_s is not None:
@@ -315,18 +314,6 @@ class Driver:
     while any(w.ticket is not None and not w.starting for w in self.pool.workers.values()):
       self.pool.wait()
     return used
-
-  def _why_skipped(self, program: StepProgram) -> str:
-    settings = self.recipe.settings
-    causes = sorted({r.cause for r in program.rewards.values() if r.components is None})
-    texts = [r.rationale for r in program.rewards.values() if r.components is None]
-    if causes:
-      return (
-        f"{program.state.skipped_in_row} updates in a row were skipped because more than "
-        f"{settings.reward.max_failed_frac:.0%} of a mini-batch's rewards failed "
-        f"({', '.join(causes)}); the last failure was: {texts[-1]}"
-      )
-    return f"{program.state.skipped_in_row} updates in a row had a gradient that is not finite"
 
   def _records(
     self, program: StepProgram, keep_videos: Sequence[int]
@@ -398,30 +385,3 @@ class Driver:
   def shutdown(self) -> None:
     """Ends every worker."""
     self.executor.shutdown()
-
-
-def make_executor(recipe: Recipe, cache_dir: str) -> Executor:
-  """The executor that the settings name.
-
-  Args:
-    recipe: the run's recipe.
-    cache_dir: compilation cache that this machine's workers share.
-  """
-  runtime = recipe.settings.runtime
-  if runtime.executor == "inline":
-    from sbjax.runtime.inline import InlineExecutor
-
-    return InlineExecutor()
-  # Ray reads these when it is imported: a Ray of our own listens on 127.0.0.1 only.
-  os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-  if not runtime.ray_address:
-    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
-  from sbjax.runtime.ray_executor import RayExecutor
-
-  return RayExecutor(
-    cores_per_worker=runtime.cores_per_worker,
-    gpus_per_worker=runtime.gpus_per_worker,
-    devices_per_worker=runtime.devices_per_worker,
-    cache_dir=cache_dir,
-    address=runtime.ray_address or None,
-  )

@@ -337,6 +337,19 @@ class StepProgram:
           verdicts.append(self.judging.verdicts[index])
       self.rewards.update(self._reward.aggregate(group, jobs, verdicts))
 
+  def why_skipped(self) -> str:
+    """Why updates came to nothing, in one sentence, for a run that ends of it."""
+    settings = self._recipe.settings
+    causes = sorted({r.cause for r in self.rewards.values() if r.components is None})
+    texts = [r.rationale for r in self.rewards.values() if r.components is None]
+    if causes:
+      return (
+        f"{self.state.skipped_in_row} updates in a row were skipped because more than "
+        f"{settings.reward.max_failed_frac:.0%} of a mini-batch's rewards failed "
+        f"({', '.join(causes)}); the last failure was: {texts[-1]}"
+      )
+    return f"{self.state.skipped_in_row} updates in a row had a gradient that is not finite"
+
   # Losses.
 
   def lost(self, task: Task, error: Exception) -> bool:
