@@ -17,8 +17,8 @@ import itertools
 import json
 import pathlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from sbjax import files
 from sbjax.dataflow.build import build_step
@@ -34,6 +34,7 @@ from sbjax.report.compare_report import MeasuredStep
 from sbjax.report.console import Progress
 from sbjax.report.simulated import as_step
 from sbjax.report.waiting import wait_frac
+from sbjax.simulate_options import DIALOGUE, dialogue_of, parser
 
 LATENT_STRIDE = 4
 """Pixel frames of a latent frame, the first of which stands for one."""
@@ -61,69 +62,6 @@ class Outcome:
   plan: str
 
 
-class _Parser(argparse.ArgumentParser):
-  """Says what is wrong in one sentence, without the usage text."""
-
-  def error(self, message: str) -> NoReturn:
-    """Ends the process with exit code 2."""
-    self.exit(2, f"sbjax.simulate: {message}.\n")
-
-
-def _list_of(kind: Callable[[str], Any], low: float) -> Callable[[str], tuple[Any, ...]]:
-  def read(text: str) -> tuple[Any, ...]:
-    try:
-      values = tuple(kind(part) for part in text.split(","))
-    except ValueError:
-      values = ()
-    if not values or min(values) < low or len(set(values)) < len(values):
-      what = "whole numbers" if kind is int else "numbers"
-      bound = f"from {low:g}" if kind is int else f"of at least {low:g}"
-      raise argparse.ArgumentTypeError(f"{text!r}; use different {what} {bound}, as 1,2")
-    return values
-
-  return read
-
-
-def _names(text: str) -> tuple[str, ...]:
-  return tuple(part.strip() for part in text.split(","))
-
-
-def _parser() -> _Parser:
-  parser = _Parser(
-    prog="python -m sbjax.simulate",
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
-  source = parser.add_mutually_exclusive_group(required=True)
-  source.add_argument("--profile", metavar="FILE", help="what sbjax.profile has measured")
-  source.add_argument("--paper", action="store_true", help="the paper's ratios")
-  count, whole, scale = _list_of(int, 1), _list_of(int, 0), _list_of(float, 0.001)
-  parser.add_argument("--schemes", type=_names, default=("all",), help="all, or names")
-  parser.add_argument("--actors", type=count, default=(4,), help="actor workers")
-  parser.add_argument("--rewards", type=whole, default=(2,), help="reward workers")
-  parser.add_argument("--candidates", type=count, default=(24,), help="of a step")
-  parser.add_argument("--minibatches", type=count, default=(2,), help="updates of a step")
-  parser.add_argument(
-    "--frames",
-    type=count,
-    help="latent frames with --paper (21), pixel frames with --profile (the longest measured)",
-  )
-  parser.add_argument("--chunk_frames", type=int, default=3, help="latent frames of a chunk")
-  parser.add_argument(
-    "--judge_scale", type=scale, default=(1.0,), help="3: a judge of 3 x the time"
-  )
-  for group in ("actor", "reward"):
-    text = f"seconds on {group} devices are multiplied by this: 0.5 is a device twice as fast"
-    parser.add_argument(f"--{group}_scale", type=scale, default=(1.0,), help=text)
-  parser.add_argument("--judge", type=_names, help="with --paper: vr_thinker, unified_reward_flex")
-  parser.add_argument("--algorithm", type=_names, help="with --paper: dancegrpo, kvpo")
-  parser.add_argument("--resolution", type=_names, help="with --paper: 480p, 360p")
-  parser.add_argument("--model", type=_names, help="with --paper: 1.3B, 5B")
-  parser.add_argument("--budget_s", type=float, default=1.0, help="search per plan, seconds")
-  parser.add_argument("--out", metavar="DIR", help="new or empty folder for pictures and JSON")
-  return parser
-
-
 _PAPER_ONLY = {
   "judge": "vr_thinker",
   "algorithm": "dancegrpo",
@@ -138,7 +76,7 @@ _EVERY = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
   """Runs the command and gives the exit code."""
-  options = _parser().parse_args(arguments)
+  options = parser().parse_args(arguments)
   try:
     profile = read_profile(options.profile) if options.profile else None
     schemes = _schemes(options.schemes)
@@ -176,6 +114,10 @@ def _settings(options: argparse.Namespace, profile: Profile | None) -> list[Sett
       raise ValueError(f"--{name} goes with --paper; a profile was measured with one")
     if profile is None:
       values[name] = given or (default,)
+  if profile is None and options.dialogue != (DIALOGUE,):
+    raise ValueError("--dialogue goes with --profile; the paper's ratios know no tokens")
+  if (profile is not None and profile.judges) or options.dialogue != (DIALOGUE,):
+    values["dialogue"] = options.dialogue
   if not options.frames:
     longest = (max(row.frames for row in profile.rows),) if profile else (21,)
     values["frames"] = longest
@@ -269,7 +211,10 @@ def step_costs(setting: Setting, profile: Profile | None) -> StepCosts:
     costs = paper_costs(PaperCosts(), *names)
   else:
     largest = max(profile.rows, key=lambda row: row.height_px * row.width_px)
-    costs = profile.costs(setting["frames"], largest.height_px, largest.width_px)
+    told = setting.get("dialogue", DIALOGUE)
+    dialogue = None if told == DIALOGUE else dialogue_of(told)
+    size = (setting["frames"], largest.height_px, largest.width_px)
+    costs = profile.costs(*size, dialogue=dialogue)
   judge = setting["judge_scale"]
   by_kind = {}
   for group in ("actor", "reward"):

@@ -14,6 +14,7 @@ RANKS = {
   "sbjax.files": 0,
   "sbjax.compilation": 0,
   "sbjax.randomness": 0,
+  "sbjax.simulate_options": 0,
   "sbjax.separation": 1,
   "sbjax.algorithms": 2,
   "sbjax.policy": 2,

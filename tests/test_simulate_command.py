@@ -9,7 +9,8 @@ import pytest
 
 from sbjax import simulate
 from sbjax.dataflow.costs import StepCosts, WorkerCosts
-from sbjax.dataflow.profile import profile_of_costs
+from sbjax.dataflow.judge_costs import JudgeRow
+from sbjax.dataflow.profile import profile_of_costs, read_profile
 
 SMALL = ("--candidates=8", "--actors=2", "--rewards=1", "--budget_s=0.05")
 
@@ -75,6 +76,30 @@ def profile(tmp_path, emulated=False):
   return path
 
 
+def judged_profile(tmp_path):
+  """A profile whose judge takes .01 s a frame, a millisecond a prompt token, .02 s a step."""
+  path = profile(tmp_path)
+  rows = [
+    JudgeRow(jobs, frames, 100, 32, jobs * (0.01 * frames + 0.1), 32 * 0.02, "reward", 8)
+    for jobs in (1, 4)
+    for frames in (0, 4)
+  ]
+  read_profile(path).with_judges(rows).write(path)
+  return path
+
+
+def test_longer_answers_of_a_judge_make_a_longer_step(capsys, tmp_path):
+  source = f"--profile={judged_profile(tmp_path)}"
+  given = ("--frames=33", "--schemes=async_reward", *SMALL)
+  code, out, _ = run(capsys, source, "--dialogue=4/100/32,4/100/320", *given)
+  assert code == 0
+  columns, *lines = out.splitlines()[1:]
+  assert columns.split()[0] == "dialogue"
+  assert [line.split()[0] for line in lines] == ["4/100/32", "4/100/320"]
+  short_s, long_s = (float(line.split()[2]) for line in lines)
+  assert long_s > short_s + 0.02 * (320 - 32)
+
+
 def step_s(out):
   return float(out.splitlines()[2].split()[1])
 
@@ -119,6 +144,8 @@ def test_emulated_profiles_say_so_on_every_line(capsys, tmp_path):
     ([], "one of the arguments"),
     (["--paper", "--actors=0"], "'0'; use different whole numbers from 1"),
     (["--paper", "--judge_scale=1,x"], "'1,x'; use different numbers"),
+    (["--paper", "--dialogue=8/100/50"], "--dialogue goes with --profile"),
+    (["--paper", "--dialogue=8/100"], "'8/100'; use different frames/prompt tokens/answer"),
   ],
 )
 def test_what_cannot_work_is_one_sentence(capsys, arguments, said):
@@ -129,6 +156,11 @@ def test_what_cannot_work_is_one_sentence(capsys, arguments, said):
   error = capsys.readouterr().err
   assert code == 2
   assert said in error and error.count("\n") == 1
+
+
+def test_dialogues_of_a_judge_that_does_not_generate_are_no_question(capsys, tmp_path):
+  code, _, error = run(capsys, f"--profile={profile(tmp_path)}", "--dialogue=8/100/50", *SMALL)
+  assert code == 2 and "the profile has no judges" in error and error.count("\n") == 1
 
 
 def test_judge_is_no_question_for_a_profile(capsys, tmp_path):

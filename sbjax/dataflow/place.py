@@ -119,7 +119,7 @@ class _Search:
   def with_turns(self, plan: Plan) -> Plan:
     """The best of the best points of several kinds, each with turns that were searched on."""
     where, costs = self.space, self.costs
-    best = self.in_turns(plan)
+    best, best_s = self.in_turns(plan)
     if (plan.gap is not None and plan.gap <= _CLOSE) or plan.offload:
       return best
     points = self.distinct()
@@ -135,16 +135,17 @@ class _Search:
         tries=self.tries // len(points),
         keep_roles=self.memory is not None,
       )
-      found = self.in_turns(found)
-      if found.simulated_s < best.simulated_s * (1.0 - _CLOSE):
-        best = found
+      found, found_s = self.in_turns(found)
+      if found_s < best_s * (1.0 - _CLOSE):
+        best, best_s = found, found_s
     return dataclasses.replace(best, searched="local")  # nobody sees the space of turns whole
 
-  def in_turns(self, plan: Plan) -> Plan:
-    """The plan with the turns of its own simulation, simulated with them."""
+  def in_turns(self, plan: Plan) -> tuple[Plan, float]:
+    """The plan with the turns of its own simulation, and what it takes with them."""
     where = self.space
     plan = planned_turns(plan, where.scheme, where.slots, self.simulated(plan).intervals)
-    return dataclasses.replace(plan, simulated_s=self.simulated(plan).step_s)
+    took_s = self.simulated(plan).step_s
+    return dataclasses.replace(plan, simulated_s=took_s), took_s
 
   def distinct(self) -> list[Point]:
     """The best points, of those with the same tasks only the best one."""
