@@ -376,7 +376,7 @@ def _adapters(
 
 def _from_checkpoint(settings: Settings, path: str) -> tuple[FlatAdapter, FlatAdapter, int]:
   from sbjax.runtime.roles import recipe_of
-  from sbjax.state.checkpoint import read_checkpoint
+  from sbjax.state.checkpoint_read import read_checkpoint
   from sbjax.train import model_facts
 
   state = read_checkpoint(Path(path) / "checkpoints", None, model_facts(recipe_of(settings)))

@@ -12,7 +12,7 @@ import uuid
 import numpy as np
 import pytest
 
-from sbjax.state.checkpoint import read_checkpoint
+from sbjax.state.checkpoint_read import read_checkpoint
 from tests import tiny_world
 
 ROOT = pathlib.Path(__file__).parents[1]

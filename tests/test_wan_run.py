@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sbjax import launch, sample
-from sbjax.state.checkpoint import read_checkpoint
+from sbjax.state.checkpoint_read import read_checkpoint
 from sbjax.worlds.wan import embeddings
 from tests import tiny_wan
 

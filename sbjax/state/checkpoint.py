@@ -2,18 +2,15 @@
 
 Orbax writes a step into a temporary folder and renames it when all is on disk, so a killed run
 leaves the last good step. On top of that, this module
-* keeps a checksum of every array, since a damaged chunk of a file may read as zeros;
-* refuses a checkpoint of another model before it loads an array;
+* stores a checksum of every array, since a damaged chunk of a file may read as zeros;
 * reports a failed background write in one sentence at the next call.
 No pickle is read or written: arrays are OCDBT chunks, everything else is JSON.
 """
 
-import errno
 import os
 import pathlib
 import platform
 import sys
-import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,18 +19,19 @@ import jax
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
-import tensorstore
 
 from sbjax import files
 from sbjax.runtime.records import TrainState
+from sbjax.state.checkpoint_read import (
+  FORMAT,
+  CheckpointError,
+  as_json,
+  complete_steps,
+  describe,
+  read_checkpoint,
+  reason,
+)
 from sbjax.state.quiet import OrbaxQuiet
-
-_FORMAT = 1
-_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EFBIG, errno.EIO)
-
-
-class CheckpointError(ValueError):
-  """A checkpoint that cannot be read or used here; one sentence says why."""
 
 
 class CheckpointWriteError(files.OutputError):
@@ -68,8 +66,8 @@ class Checkpointer:
     if keep < 1:
       raise CheckpointError(f"checkpoint.keep is {keep}; keep at least 1")
     self._directory = pathlib.Path(directory).absolute()
-    self._fingerprint = _plain(fingerprint)
-    self._details = _plain(details or {})
+    self._fingerprint = as_json(fingerprint)
+    self._details = as_json(details or {})
     self._restored: int | None = None  # the step that this run continues from
     self._saved: set[int] = set()
     self._write_failed = False
@@ -84,7 +82,7 @@ class Checkpointer:
     except Exception as error:
       self._quiet.stop()
       raise CheckpointWriteError(
-        f"cannot open checkpoints in {self._directory}: {_reason(error)}; name a workdir that can "
+        f"cannot open checkpoints in {self._directory}: {reason(error)}; name a workdir that can "
         "be written"
       ) from error
 
@@ -113,14 +111,14 @@ class Checkpointer:
     self._set_aside_later_than(self._restored or 0)
     arrays = _arrays(state)
     meta = {
-      "format": _FORMAT,
+      "format": FORMAT,
       "step": state.step,
       "version": state.version,
       "prompt_cursor": state.prompt_cursor,
       "skipped_in_row": state.skipped_in_row,
       "fused": state.fused,
       "optimizer_leaves": len(state.optimizer),
-      "arrays": {name: _describe(array) for name, array in arrays.items()},
+      "arrays": {name: describe(array) for name, array in arrays.items()},
       "fingerprint": self._fingerprint,
       "details": self._details,
       "versions": library_versions(),
@@ -159,7 +157,7 @@ class Checkpointer:
   def steps(self) -> tuple[int, ...]:
     """Gives the steps whose checkpoints are complete on disk, in rising order."""
     # From the disk, not from the manager's list: that one keeps a step whose write failed.
-    return _steps(self._directory)
+    return complete_steps(self._directory)
 
   def latest_step(self) -> int | None:
     """Gives the newest complete step, None where there is none."""
@@ -179,7 +177,7 @@ class Checkpointer:
       CheckpointError: where there is no such checkpoint, it is damaged, or it belongs to another
         model.
     """
-    state = _restore(self._directory, step, self._fingerprint)
+    state = read_checkpoint(self._directory, step, self._fingerprint)
     self._restored = state.step
     return state
 
@@ -211,7 +209,7 @@ class Checkpointer:
     intact = "no earlier one exists" if latest is None else f"step {latest} is intact"
     name = "a checkpoint" if step < 0 else f"checkpoint {step}"
     return CheckpointWriteError(
-      f"cannot write {name} to {self._directory}: {_reason(error)} ({intact}); free some space or "
+      f"cannot write {name} to {self._directory}: {reason(error)} ({intact}); free some space or "
       "repair the folder, then resume"
     )
 
@@ -231,48 +229,6 @@ class Checkpointer:
       self._manager.reload()
 
 
-def read_checkpoint(
-  directory: str | os.PathLike[str],
-  step: int | None = None,
-  fingerprint: Mapping[str, Any] | None = None,
-) -> TrainState:
-  """Reads a checkpoint without writing to its folder, for commands beside the training.
-
-  Args:
-    directory: the folder of the checkpoints (`workdir/checkpoints`).
-    step: which one; None: the newest that is whole.
-    fingerprint: what it must have in common; None compares nothing.
-
-  Returns:
-    The state.
-
-  Raises:
-    CheckpointError: as `Checkpointer.restore`.
-  """
-  plain = None if fingerprint is None else _plain(fingerprint)
-  return _restore(pathlib.Path(directory).absolute(), step, plain)
-
-
-def read_meta(directory: str | os.PathLike[str], step: int | None = None) -> dict[str, Any]:
-  """Reads a checkpoint's metadata alone: fingerprint, details, versions and counters.
-
-  Args:
-    directory: the folder of the checkpoints.
-    step: which one; None: the newest.
-
-  Returns:
-    The metadata.
-
-  Raises:
-    CheckpointError: where there is none or it cannot be read.
-  """
-  root = pathlib.Path(directory).absolute()
-  step = _steps(root)[-1] if step is None and _steps(root) else step
-  if step is None:
-    raise CheckpointError(_nothing_in(root))
-  return _read_meta(root, step)
-
-
 def library_versions() -> dict[str, str]:
   """Gives the versions of the libraries that results depend on."""
   return {
@@ -285,130 +241,8 @@ def library_versions() -> dict[str, str]:
   }
 
 
-def _restore(
-  root: pathlib.Path, step: int | None, fingerprint: Mapping[str, Any] | None
-) -> TrainState:
-  steps = _steps(root)
-  if not steps:
-    raise CheckpointError(_nothing_in(root))
-  if step is not None and step not in steps:
-    raise CheckpointError(
-      f"{root} has no checkpoint of step {step}; it has {', '.join(map(str, steps))}"
-    )
-  wanted = [step] if step is not None else list(reversed(steps))
-  for number, candidate in enumerate(wanted):
-    try:
-      return _read(root, candidate, fingerprint)
-    except _DamagedError as error:
-      if number + 1 == len(wanted):
-        raise
-      print(f"warning: {error}; taking step {wanted[number + 1]}", file=sys.stderr)
-  raise AssertionError("unreachable: the last candidate returns or raises")
-
-
-class _DamagedError(CheckpointError):
-  """A checkpoint whose files are incomplete or changed; an older one may still be good."""
-
-
-def _read(root: pathlib.Path, step: int, fingerprint: Mapping[str, Any] | None) -> TrainState:
-  meta = _read_meta(root, step)
-  path = root / str(step)
-  if fingerprint is not None:  # before any array is read
-    theirs = meta["fingerprint"]
-    for name in sorted(theirs.keys() | fingerprint.keys()):
-      if theirs.get(name) != fingerprint.get(name):
-        raise CheckpointError(
-          f"checkpoint {path} is of another model: {name} is {theirs.get(name)!r} there and "
-          f"{fingerprint.get(name)!r} here; use its config or another workdir"
-        )
-  arrays = {}
-  for name, description in meta["arrays"].items():
-    array = _read_array(root, step, name, description)
-    if _describe(array) != description:
-      raise _DamagedError(f"checkpoint {path} is damaged (its array {name} is not what was saved)")
-    arrays[name] = array
-  return TrainState(
-    step=meta["step"],
-    version=meta["version"],
-    adapter=arrays["adapter"],
-    ema=arrays["ema"],
-    optimizer=tuple(arrays[f"optimizer_{i:04d}"] for i in range(meta["optimizer_leaves"])),
-    prompt_cursor=meta["prompt_cursor"],
-    skipped_in_row=meta["skipped_in_row"],
-    fused=meta.get("fused", 0),  # checkpoints from before there was fusing lack it
-  )
-
-
-def _read_meta(root: pathlib.Path, step: int) -> dict[str, Any]:
-  path = root / str(step)
-  try:
-    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as reader:
-      item = ocp.args.Composite(meta=ocp.args.JsonRestore())
-      meta = reader.restore(path, args=item)["meta"]
-    fields = (*TrainState.__dataclass_fields__, "fingerprint", "arrays", "optimizer_leaves")
-    missing = set(fields) - {"adapter", "ema", "optimizer"} - set(meta)
-  except Exception as error:
-    raise _DamagedError(f"checkpoint {path} is damaged ({_reason(error)})") from error
-  if meta.get("format", 0) > _FORMAT:
-    raise CheckpointError(
-      f"checkpoint {path} has format {meta['format']}, newer than this sbjax reads ({_FORMAT}); "
-      "use the sbjax that wrote it"
-    )
-  if missing or meta["step"] != step:
-    raise _DamagedError(f"checkpoint {path} is damaged (its metadata is not what was saved)")
-  return meta
-
-
-def _read_array(
-  root: pathlib.Path, step: int, name: str, description: Mapping[str, Any]
-) -> np.ndarray:
-  if 0 in description["shape"]:
-    return np.empty(description["shape"], description["dtype"])
-  # TensorStore itself, not Orbax: where a read fails, Orbax closes its event loop under the others,
-  # and they print tracebacks around the one sentence that matters.
-  try:
-    folder = {"driver": "ocdbt", "base": f"file://{root / str(step) / 'state'}/"}
-    keys = tensorstore.KvStore.open(folder).result().list().result()
-    driver = "zarr3" if f"{name}/zarr.json".encode() in keys else "zarr"
-    spec = {"driver": driver, "kvstore": folder | {"path": f"{name}/"}}
-    return np.array(tensorstore.open(spec, read=True).result().read().result())
-  except Exception as error:  # TensorStore maps its error codes to many types
-    raise _DamagedError(f"checkpoint {root / str(step)} is damaged ({_reason(error)})") from error
-
-
-def _steps(root: pathlib.Path) -> tuple[int, ...]:
-  # Orbax's temporary folders and ours set aside have other names.
-  if not root.is_dir():
-    return ()
-  return tuple(sorted(int(p.name) for p in root.iterdir() if p.name.isdigit() and p.is_dir()))
-
-
-def _nothing_in(root: pathlib.Path) -> str:
-  return f"{root} holds no complete checkpoint; name the folder `checkpoints` of a run's workdir"
-
-
 def _arrays(state: TrainState) -> dict[str, np.ndarray]:
   arrays = {"adapter": np.asarray(state.adapter), "ema": np.asarray(state.ema)}
   for number, leaf in enumerate(state.optimizer):
     arrays[f"optimizer_{number:04d}"] = np.asarray(leaf)
   return arrays
-
-
-def _describe(array: np.ndarray) -> dict[str, Any]:
-  checksum = zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-  return {"shape": list(array.shape), "dtype": array.dtype.name, "crc32": checksum}
-
-
-def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-  # As JSON gives them back, so that a tuple equals the list that was stored.
-  return {k: list(v) if isinstance(v, (tuple, list)) else v for k, v in values.items()}
-
-
-def _reason(error: BaseException) -> str:
-  """Finds the disk's own words in an error that may come out of three layers of C++."""
-  text = str(error)
-  for number in _DISK_ERRORS:
-    if (isinstance(error, OSError) and error.errno == number) or os.strerror(number) in text:
-      return os.strerror(number)
-  lines = text.strip().splitlines() or [""]
-  return f"{type(error).__name__}: {lines[0][:160]}"

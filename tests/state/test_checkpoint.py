@@ -13,13 +13,8 @@ import numpy as np
 import pytest
 
 from sbjax.runtime.records import TrainState
-from sbjax.state.checkpoint import (
-  Checkpointer,
-  CheckpointError,
-  CheckpointWriteError,
-  read_checkpoint,
-  read_meta,
-)
+from sbjax.state.checkpoint import Checkpointer, CheckpointWriteError
+from sbjax.state.checkpoint_read import CheckpointError, read_checkpoint, read_meta
 
 ROOT = pathlib.Path(__file__).parents[2]
 FINGERPRINT = {"model": "digits", "adapter_size": 1000, "lora_rank": 8, "lora_targets": ("*",)}
