@@ -1,7 +1,6 @@
 """The Ray executor: one actor process per worker, references instead of data, deadlines."""
 
 import contextlib
-import dataclasses
 import os
 import signal
 import socket
@@ -34,9 +33,9 @@ from sbjax.runtime.executor import (
   TaskRaised,
   WorkerLost,
   WorkerSpec,
-  load_models,
 )
 from sbjax.runtime.pool import RunFailed
+from sbjax.runtime.ray_worker import Process, RayWorker, real_worker
 
 LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Environment variable; "0" makes a Ray that is started here listen on 127.0.0.1 only."""
@@ -80,65 +79,6 @@ def _own_signal_handlers():
   finally:
     for number, handler in before.items():
       signal.signal(number, handler)
-
-
-@dataclasses.dataclass(frozen=True)
-class Process:
-  """Where a worker runs.
-
-  Attributes:
-    host: the machine's name.
-    node: Ray's id of its node; several nodes may share a machine.
-    pid: its process there.
-    device: its cores or accelerators, for messages.
-  """
-
-  host: str
-  node: str
-  pid: int
-  device: str
-
-  def __str__(self) -> str:
-    return f"node {self.host}/{self.node[:8]}, {self.device}, pid {self.pid}"
-
-
-def real_worker(spec: WorkerSpec) -> Any:
-  """Makes a worker that computes; the first import of JAX in its process."""
-  from sbjax.compilation import cache_dir, use_cache
-  from sbjax.runtime.worker import Worker
-
-  use_cache(cache_dir())
-  return Worker(spec.name, lambda: load_models(spec))
-
-
-class _RayWorker:
-  """The actor: sets its process up before JAX is imported, then runs operations."""
-
-  def __init__(self, spec: WorkerSpec, slot: int, cores_per_worker: int, make: Callable):
-    os.makedirs(os.path.dirname(spec.log_file), exist_ok=True)
-    log = os.open(spec.log_file, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o644)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    gpus = ray.get_gpu_ids()
-    cores = ()
-    if not gpus and cores_per_worker:
-      # JAX sizes its thread pool by this thread's affinity when it starts; one core per worker
-      # keeps workers out of each other's way and sums in one order for every number of workers.
-      cores = placement.pinned(slot, cores_per_worker, sorted(os.sched_getaffinity(0)))
-      os.sched_setaffinity(0, cores)
-    names = [f"core {c}" for c in cores] or [f"GPU {g}" for g in gpus] or ["all cores"]
-    node = ray.get_runtime_context().get_node_id()
-    self._process = Process(socket.gethostname(), node, os.getpid(), ", ".join(names))
-    self._worker = make(spec)
-
-  def process(self) -> Process:
-    """Says where it runs."""
-    return self._process
-
-  def call(self, op: str, args: dict[str, Any], *inputs: Any):
-    """Runs one operation; Ray splits the tuple into separate objects."""
-    scalars, *heavy = self._worker.call(op, args, *inputs)
-    return (scalars, *heavy) if heavy else scalars
 
 
 class RayExecutor:
@@ -251,7 +191,7 @@ class RayExecutor:
     spec = self._specs[worker]
     bundle = dict(placement.bundle(spec))
     actor = (
-      ray.remote(_RayWorker)
+      ray.remote(RayWorker)
       .options(
         num_cpus=bundle.pop("CPU"),
         num_gpus=bundle.pop("GPU", 0.0),
@@ -409,7 +349,7 @@ def _end_at_once(pid: int) -> None:
   """Ends a worker on this machine, unless it has ended and another process has its number."""
   try:
     with open(f"/proc/{pid}/cmdline", "rb") as file:
-      if b"_RayWorker" in file.read():
+      if RayWorker.__name__.encode() in file.read():  # Ray titles an actor by its class
         os.kill(pid, signal.SIGKILL)
   except OSError:
     return  # it has ended already

@@ -6,7 +6,8 @@ import ray
 from sbjax import launch, sample
 from sbjax.runtime.executor import Call, WorkerLost, WorkerSpec
 from sbjax.runtime.pool import RunFailed
-from sbjax.runtime.ray_executor import Process, RayExecutor
+from sbjax.runtime.ray_executor import RayExecutor
+from sbjax.runtime.ray_worker import Process
 from tests.runtime import tiny
 
 # What Ray 2.60 raises, a plain Exception, when an overloaded machine keeps a node from starting.
