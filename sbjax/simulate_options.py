@@ -1,6 +1,7 @@
 """The options of `sbjax.simulate`."""
 
 import argparse
+import math
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -28,13 +29,24 @@ def _list_of(kind: Callable[[str], Any], low: float) -> Callable[[str], tuple[An
       values = tuple(kind(part) for part in text.split(","))
     except ValueError:
       values = ()
-    if not values or min(values) < low or len(set(values)) < len(values):
+    fit = all(low <= value < math.inf for value in values)  # false for nan as well
+    if not values or not fit or len(set(values)) < len(values):
       what = "whole numbers" if kind is int else "numbers"
       bound = f"from {low:g}" if kind is int else f"of at least {low:g}"
       raise argparse.ArgumentTypeError(f"{text!r}; use different {what} {bound}, as 1,2")
     return values
 
   return read
+
+
+def _seconds(text: str) -> float:
+  try:
+    value = float(text)
+  except ValueError:
+    value = math.nan
+  if not 0.0 <= value < math.inf:
+    raise argparse.ArgumentTypeError(f"{text!r}; use seconds of at least 0, as 1.5")
+  return value
 
 
 def dialogue_of(text: str) -> tuple[int, int, int]:
@@ -106,6 +118,6 @@ def parser() -> argparse.ArgumentParser:
   parser.add_argument("--algorithm", type=_names, help="with --paper: dancegrpo, kvpo")
   parser.add_argument("--resolution", type=_names, help="with --paper: 480p, 360p")
   parser.add_argument("--model", type=_names, help="with --paper: 1.3B, 5B")
-  parser.add_argument("--budget_s", type=float, default=1.0, help="search per plan, seconds")
+  parser.add_argument("--budget_s", type=_seconds, default=1.0, help="search per plan, seconds")
   parser.add_argument("--out", metavar="DIR", help="new or empty folder for pictures and JSON")
   return parser

@@ -179,6 +179,8 @@ class _Search:
     # Of equally fast plans the first point: it moves the least.
     point = min(self.seen, key=lambda p: (self.seen[p], p))
     if math.isinf(self.seen[point]):
+      if not self.refusals:
+        raise ValueError("a task of every plan takes forever; measure its time, or add a worker")
       raise ValueError(min(self.refusals)[1])
     plan = self.space.plan(point)
     return dataclasses.replace(

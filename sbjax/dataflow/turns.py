@@ -20,6 +20,9 @@ MayStart = Callable[[Task, str], bool]
 _LATE = 0.5
 """Share of a turn's length by which it must be late before somebody else takes it over."""
 
+_FAR = 100
+"""Needs of needs that are followed to tell when a task can be ready."""
+
 Turns = Mapping[str, Sequence[Turn]]
 """Worker -> its turns."""
 
@@ -80,7 +83,7 @@ class TurnQueue:
         self._due[worker].append(key)
         kind = worker, graph.tasks[turn.task].kind
         self._typical[kind] = max(self._typical.get(kind, 0.0), turn.seconds)
-    self._taken: set[str] = set()
+    self._open = set(self._worker)  # turns that nobody has taken, and that still mean something
     self._ready: dict[str, Task] = {}
     self._since: dict[str, float] = {}
     self._at: dict[str, str] = {}
@@ -90,8 +93,8 @@ class TurnQueue:
     """Adds tasks that are ready."""
     for task in tasks:
       planned = self._worker.get(task.id)
-      if planned is None or task.id in self._taken or planned not in self._workers(task):
-        self._taken.add(task.id)
+      if task.id not in self._open or planned not in self._workers(task):
+        self._open.discard(task.id)
         self._rule.push([task])
       else:
         self._ready[task.id] = task
@@ -99,7 +102,7 @@ class TurnQueue:
   def push_for(self, task: Task, worker: str) -> None:
     """Adds one worker's share of a task that every holder does a part of, a sum."""
     key = _key(task, worker)
-    if key in self._worker and key not in self._taken:
+    if key in self._open:
       self._ready[key] = task
     else:
       self._rule.push_for(task, worker)
@@ -127,6 +130,8 @@ class TurnQueue:
     if pair is not None:
       self._idle.discard(pair[1])
       return pair
+    if not self._ready:  # nothing to look for, on however many workers
+      return None
     idle = [worker for worker in self._due if worker in self._idle]
     for choose in (self._next, self._filler, self._left_by_others):
       for worker in idle:
@@ -136,7 +141,7 @@ class TurnQueue:
     return None
 
   def _take(self, key: str, worker: str) -> Task:
-    self._taken.add(key)
+    self._open.discard(key)
     self._since[key] = self._now()
     self._at[worker] = key
     self.busy(worker)
@@ -148,11 +153,11 @@ class TurnQueue:
     return due
 
   def _past(self, key: str) -> bool:
-    if key in self._taken:
-      return True
     # A sum that has begun elsewhere only: this worker holds no part of it, as it was planned to.
     name = key.partition(_ON)[0]
-    return name != key and key not in self._ready and self._begun(name)
+    if name != key and key not in self._ready and self._begun(name):
+      self._open.discard(key)
+    return key not in self._open
 
   def _begun(self, name: str) -> bool:
     return self._graph.is_running(name) or self._graph.is_done(name)
@@ -198,21 +203,23 @@ class TurnQueue:
   def _may_run(self, worker: str, key: str) -> bool:
     return _ON not in key and worker in self._workers(self._ready[key])
 
-  def _ready_at(self, name: str, known: dict[str, float]) -> float:
+  def _ready_at(self, name: str, known: dict[str, float], depth: int = 0) -> float:
     """No earlier than this a task can be ready; infinite where it waits for one that is lost."""
+    if depth > _FAR:
+      return self._now()  # a moment that is too early only means that less is filled
     if name not in known:
-      needs = self._graph.tasks[name].needs
-      known[name] = max((self._ends_at(need, known) for need in needs), default=self._now())
+      ends = (self._ends_at(need, known, depth) for need in self._graph.tasks[name].needs)
+      known[name] = max(ends, default=self._now())
     return known[name]
 
-  def _ends_at(self, name: str, known: dict[str, float]) -> float:
+  def _ends_at(self, name: str, known: dict[str, float], depth: int) -> float:
     now = self._now()
     if self._graph.is_done(name):
       return now
     took = self._seconds.get(name, 0.0)
     since = self._since.get(name)
     if since is None or not self._graph.is_running(name):
-      return self._ready_at(name, known) + took
+      return self._ready_at(name, known, depth + 1) + took
     return math.inf if now > since + 2.0 * took else max(now, since + took)
 
 

@@ -10,7 +10,7 @@ from sbjax.dataflow.build import build_step
 from sbjax.dataflow.costs import StepCosts
 from sbjax.dataflow.paper import PaperCosts, paper_costs, paper_shape
 from sbjax.dataflow.place import search
-from sbjax.dataflow.plan import Turn, worker_slots
+from sbjax.dataflow.plan import Turn, fixed_plan, worker_slots
 from sbjax.dataflow.polish import planned_turns, polished
 from sbjax.dataflow.schemes import scheme
 from sbjax.dataflow.simulate import simulate
@@ -194,3 +194,43 @@ def test_a_task_that_is_run_again_goes_to_whoever_is_idle():
   queue.push(graph.get_ready())
   queue.free("reward-0")
   assert pop(queue, graph) == ("generate/c0", "reward-0")
+
+
+def test_a_part_that_is_made_again_where_its_sum_was_passed_over_is_summed():
+  shape, chosen = step_shape(groups=1, size=1, minibatches=1, blocks=(1,)), scheme("sbjax")
+  graph = build_step(shape, chosen, fixed_plan(chosen, shape, worker_slots(chosen, 1, 1)))
+  workers = ("actor-0", "reward-0")
+  turns = {worker: (Turn("reduce/u0", 1.0),) for worker in workers}
+  queue = TurnQueue(graph, lambda task: workers, "kind", turns, lambda: 0.0)
+  total = graph.tasks["reduce/u0"]
+
+  def pop_sum():
+    return queue.pop(lambda task, worker: graph.is_running(task.id))
+
+  while ready := [t for t in graph.tasks.values() if graph.is_ready(t.id) and t.kind != "reduce"]:
+    for task in ready:
+      graph.start(task.id)
+      graph.done(task.id)
+  for worker in workers:
+    queue.free(worker)
+  graph.start(total.id)
+  queue.push_for(total, "reward-0")  # who was to hold a part as well holds none
+  assert pop_sum() == (total, "reward-0")
+  queue.free("reward-0")
+  assert pop_sum() is None
+  graph.done(total.id)
+  graph.reopen(total.id)
+  graph.start(total.id)
+  queue.push_for(total, "actor-0")
+  assert pop_sum() == (total, "actor-0")
+
+
+def test_a_turn_a_hundred_updates_away_is_waited_for():
+  count = 120
+  shape, chosen = step_shape(groups=count, size=1, minibatches=count, blocks=(1,)), scheme("sbjax")
+  graph = build_step(shape, chosen, fixed_plan(chosen, shape, worker_slots(chosen, 1, 1)))
+  turns = {"actor-0": (Turn(f"reduce/u{count - 1}", 1.0), Turn("generate/c0", 0.0))}
+  queue = TurnQueue(graph, lambda task: ("actor-0",), "kind", turns, lambda: 0.0)
+  queue.push([graph.tasks["generate/c0"]])
+  queue.free("actor-0")
+  assert queue.pop(lambda task, worker: True) == (graph.tasks["generate/c0"], "actor-0")
