@@ -122,14 +122,13 @@ def compare(
         told = _prefixed(tell, name)
         opened = (everyone if paired else one).enter_context(open_workers(mine, logs, told))
         runs[name] = _Run(opened, mine, prompts, told, steps, tail)
-        runs[name].warm_up()
+        runs[name].start()
         if not paired:
-          for _ in range(steps):
-            runs[name].measure()
+          _steps_of([runs[name]], steps)
     if paired:
-      for _ in range(steps):
-        for run in runs.values():
-          run.measure()
+      # In turns from the first step on: what a run measures of itself to plan by holds beside all
+      # the others' workers.
+      _steps_of(list(runs.values()), steps)
   measured = [run.result() for run in runs.values()]
   any_run = next(iter(runs.values()))
   facts = _facts(next(iter(settings.values())), any_run, config, steps)
@@ -141,6 +140,17 @@ def compare(
   for sentence in compare_report.sentences(report):
     tell(sentence)
   return report
+
+
+def _steps_of(runs: "Sequence[_Run]", steps: int) -> None:
+  """Warm-up and measured steps of runs that take turns."""
+  for number in range(max(run.warm_up_steps for run in runs)):
+    for run in runs:
+      if number < run.warm_up_steps:
+        run.warm_up()
+  for _ in range(steps):
+    for run in runs:
+      run.measure()
 
 
 class _Run:
@@ -169,11 +179,13 @@ class _Run:
     self._graph: StepGraph | None = None
     self._foreseen: tuple[float | None, float | None] = (None, None)
 
-  def warm_up(self) -> None:
-    """Starts from the run's first adapter and takes the steps that are not measured."""
+  def start(self) -> None:
+    """Compiles, and starts from the run's first adapter."""
     self._state = self.driver.start(self._prompts.prompts[0], None)
-    for _ in range(self.warm_up_steps):
-      self._take(f"warm-up step {self._step + 1} of {self.warm_up_steps}")
+
+  def warm_up(self) -> None:
+    """Takes a step that is not measured."""
+    self._take(f"warm-up step {self._step + 1} of {self.warm_up_steps}")
 
   def measure(self) -> None:
     """Takes one measured step."""
