@@ -135,9 +135,11 @@ class _Search:
         tries=self.tries // len(points),
         keep_roles=self.memory is not None,
       )
-      found, found_s = self.in_turns(found)
-      if found_s < best_s * (1.0 - _CLOSE):
-        best, best_s = found, found_s
+      assert found.simulated_s is not None
+      if found.simulated_s < best_s * (1.0 - _CLOSE):
+        found, found_s = self.in_turns(found)  # it may not fit the workers' memory
+        if found_s < best_s:
+          best, best_s = found, found_s
     return dataclasses.replace(best, searched="local")  # nobody sees the space of turns whole
 
   def in_turns(self, plan: Plan) -> tuple[Plan, float]:
