@@ -167,9 +167,10 @@ class _Run:
   ):
     self.driver, self._reward, self._settings = opened.driver, opened.reward, settings
     self._prompts, self._say, self._wanted, self._tail = prompts, say, steps, tail
-    # A run that measures itself plans once more when it has; only then does its plan stay.
+    # A run that measures itself plans once more when it has; only then does its plan stay, and its
+    # first step may compile: judge tasks have other sizes.
     itself = settings.runtime.plan == "search" and not opened.profiled
-    self.warm_up_steps = OWN_STEPS if itself else 1
+    self.warm_up_steps = OWN_STEPS + 1 if itself else 1
     self._state: TrainHandles | None = None
     self._step = 0
     self._measured: list[MeasuredStep] = []
