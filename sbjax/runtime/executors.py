@@ -22,6 +22,10 @@ def make_executor(recipe: Recipe, cache_dir: str) -> Executor:
   os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
   if not runtime.ray_address:
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    # By default what nobody refers to stays in the store for a second, or until a hundred such
+    # objects have gathered: a step's videos and trajectories beside the next one's.
+    os.environ.setdefault("RAY_free_objects_batch_size", "1")
+    os.environ.setdefault("RAY_free_objects_period_milliseconds", "50")
   from sbjax.runtime.ray_executor import RayExecutor
 
   return RayExecutor(
