@@ -8,7 +8,7 @@ annealing (Kirkpatrick et al., 1983), from the schedule that the rule has made.
 import dataclasses
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from sbjax.dataflow.costs import StepCosts
 from sbjax.dataflow.plan import Plan, StepShape, Turn, WorkerSlot, allowed_workers
@@ -35,16 +35,27 @@ def planned_turns(
     intervals: what each worker ran, and when.
   """
   turns: dict[str, list[Turn]] = {slot.name: [] for slot in slots}
-  groups = dict(plan.groups)
   for one in intervals:
-    kind = one.task.kind
     turns[one.worker].append(Turn(one.task.id, one.end_s - one.start_s, one.end_s))
-    if kind in scheme.bindings and one.worker not in allowed_workers(
-      kind, groups.get(one.task.id), scheme, slots
-    ):
-      groups[one.task.id] = "any"
-  fixed = {worker: tuple(mine) for worker, mine in turns.items()}
-  return dataclasses.replace(plan, groups=groups, turns=fixed)
+  return _with(plan, {worker: tuple(mine) for worker, mine in turns.items()}, scheme, slots)
+
+
+def _with(
+  plan: Plan,
+  turns: Mapping[str, tuple[Turn, ...]],
+  scheme: Scheme,
+  slots: Sequence[WorkerSlot],
+) -> Plan:
+  """The plan with turns; tasks that its groups keep from their worker are anybody's."""
+  groups = dict(plan.groups)
+  for worker, mine in turns.items():
+    for turn in mine:
+      kind = turn.task.partition("/")[0]
+      if kind not in scheme.bindings:
+        continue
+      if worker not in allowed_workers(kind, groups.get(turn.task), scheme, slots):
+        groups[turn.task] = "any"
+  return dataclasses.replace(plan, groups=groups, turns=turns)
 
 
 def polished(
@@ -87,13 +98,7 @@ def polished(
     slot.name: tuple(Turn(table.names[t], table.seconds(t, w)) for t in turns[w])
     for w, slot in enumerate(slots)
   }
-  groups = dict(plan.groups)
-  for w, mine in enumerate(turns):
-    for t in mine:
-      name, kind = table.names[t], table.kind(t)
-      if slots[w].name not in allowed_workers(kind, groups.get(name), scheme, slots):
-        groups[name] = "any"
-  return dataclasses.replace(plan, groups=groups, turns=named, simulated_s=step_s)
+  return dataclasses.replace(_with(plan, named, scheme, slots), simulated_s=step_s)
 
 
 def _annealed(

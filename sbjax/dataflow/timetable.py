@@ -55,12 +55,11 @@ class Timetable:
     self._dependents = [[self._number[d] for d in graph.dependents[n]] for n in self.names]
     self._role = [_DRIVER if t.kind in DRIVER_KINDS else _OTHERS.get(t.kind, _TURN) for t in tasks]
     self._update = [max(task.update, 0) for task in tasks]
-    dispatch_s = costs.dispatch_s * costs.scale
-    self._sum_s = [dispatch_s for _ in slots]
+    self._dispatch_s = costs.dispatch_s * costs.scale
     self._part_s = [costs.reduce_seconds(1, slot, shape) for slot in slots]
     self._push_s = [costs.push_seconds(slot) for slot in slots]
     self._seconds = [
-      [dispatch_s + costs.seconds(task, slot, shape) for slot in slots]
+      [self._dispatch_s + costs.seconds(task, slot, shape) for slot in slots]
       if role in (_TURN, _FOLD, _UPDATE)
       else []
       for task, role in zip(tasks, self._role, strict=True)
@@ -117,30 +116,31 @@ class Timetable:
     events: list[tuple[float, int, int, int]] = []
     number, now = 0, 0.0
     fresh = [task for task, count in enumerate(waits) if not count]
+    done: list[int] = []
     while True:
-      while fresh:
-        task = fresh.pop()
-        kind = role[task]
-        if kind == _TURN:
-          ready[task] = 1
-          continue
-        if kind == _FOLD:
-          soon[ran_on[self._made_by[task]]].append(task)
-          continue
-        if kind == _UPDATE:
-          soon[self._trainer].append(task)
-          continue
-        if kind == _REDUCE:
-          holders = [w for w in workers if held[self._update[task]][w]]
-          owed[task] = len(holders)
-          for w in holders:
-            soon[w].append(task)
-          continue
-        left -= 1
-        for other in dependents[task]:
-          waits[other] -= 1
-          if not waits[other]:
-            fresh.append(other)
+      while fresh or done:
+        while done:
+          left -= 1
+          for other in dependents[done.pop()]:
+            waits[other] -= 1
+            if not waits[other]:
+              fresh.append(other)
+        while fresh:
+          task = fresh.pop()
+          kind = role[task]
+          if kind == _TURN:
+            ready[task] = 1
+          elif kind == _DRIVER:
+            done.append(task)
+          elif kind == _FOLD:
+            soon[ran_on[self._made_by[task]]].append(task)
+          elif kind == _UPDATE:
+            soon[self._trainer].append(task)
+          else:
+            holders = [w for w in workers if held[self._update[task]][w]]
+            owed[task] = len(holders)
+            for w in holders:
+              soon[w].append(task)
       if not left:
         return now + max(self._push_s)
       for w in workers:
@@ -149,7 +149,7 @@ class Timetable:
         if soon[w]:
           task = soon[w].pop(0)
           if role[task] == _REDUCE:
-            end = now + self._sum_s[w] + self._part_s[w] * held[self._update[task]][w]
+            end = now + self._dispatch_s + self._part_s[w] * held[self._update[task]][w]
           else:
             end = now + self._seconds[task][w]
         else:
@@ -177,8 +177,4 @@ class Timetable:
             continue
         held[self._update[task]][w] += self._parts[task]
         ran_on[task] = w
-        left -= 1
-        for other in dependents[task]:
-          waits[other] -= 1
-          if not waits[other]:
-            fresh.append(other)
+        done.append(task)

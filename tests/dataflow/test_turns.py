@@ -135,7 +135,15 @@ def pop(queue, graph):
   return None if pair is None else (pair[0].id, pair[1])
 
 
-def test_a_worker_waits_for_its_turn_and_fills_only_what_fits():
+@pytest.mark.parametrize(
+  ("at_s", "taken"),
+  [
+    (0.25, True),
+    (1.0, False),  # a second is left of generate/c0, and generate/c1 takes more
+    (4.5, True),  # what runs for twice its time is lost
+  ],
+)
+def test_a_worker_waits_for_its_turn_and_fills_only_what_fits(at_s, taken):
   turns = {
     "actor-0": (("generate/c0", 2.0),),
     "reward-0": (("decode/c0", 1.0), ("generate/c1", 1.5)),
@@ -144,25 +152,9 @@ def test_a_worker_waits_for_its_turn_and_fills_only_what_fits():
   queue.push(graph.get_ready())
   queue.free("actor-0")
   assert pop(queue, graph) == ("generate/c0", "actor-0")
-  clock.now_s = 1.0
+  clock.now_s = at_s
   queue.free("reward-0")
-  assert pop(queue, graph) is None, "a second is left of generate/c0, and generate/c1 takes more"
-  clock.now_s = 4.5
-  assert pop(queue, graph) == ("generate/c1", "reward-0"), "what takes twice its time is lost"
-
-
-def test_a_later_turn_that_ends_in_time_is_taken():
-  turns = {
-    "actor-0": (("generate/c0", 2.0),),
-    "reward-0": (("decode/c0", 1.0), ("generate/c1", 1.5)),
-  }
-  queue, graph, clock = queue_of_two(turns)
-  queue.push(graph.get_ready())
-  queue.free("actor-0")
-  pop(queue, graph)
-  clock.now_s = 0.25
-  queue.free("reward-0")
-  assert pop(queue, graph) == ("generate/c1", "reward-0")
+  assert pop(queue, graph) == (("generate/c1", "reward-0") if taken else None)
 
 
 @pytest.mark.parametrize(
