@@ -182,19 +182,9 @@ def evaluate(
   keep_videos: int,
 ) -> EvalResult:
   """Evaluates adapters with a line of progress."""
-  total = len(adapters) * len(prompts) * len(seeds)
-  with Progress("evaluation", total) as progress:
-    seen: set[tuple[int, str]] = set()
-
-    def on_progress(graph):
-      for name, task in graph.tasks.items():
-        mark = (id(graph), name)
-        if task.kind == "judge" and graph.is_done(name) and mark not in seen:
-          seen.add(mark)
-          progress.advance()
-
+  with Progress("evaluation") as progress:
     return driver.evaluate(
-      adapters, prompts, seeds, step, keep_videos=keep_videos, on_progress=on_progress
+      adapters, prompts, seeds, step, keep_videos=keep_videos, on_progress=progress.at
     )
 
 

@@ -326,7 +326,7 @@ class Progress:
   def __init__(
     self,
     title: str,
-    total: int,
+    total: int = 0,
     *,
     stream: TextIO | None = None,
     clock: Callable[[], float] = time.monotonic,
@@ -336,7 +336,7 @@ class Progress:
 
     Args:
       title: what the work is, e.g. `warm-up`.
-      total: how many parts it has.
+      total: how many parts it has; `at` may say it later.
       stream: where to print; None: standard output as it is now.
       clock: gives seconds.
       every_s: least time between two lines where the stream is no terminal.
@@ -363,8 +363,17 @@ class Progress:
     Args:
       detail: what ended, e.g. a shape's name.
     """
-    self._done += 1
-    self._detail = detail
+    self.at(self._done + 1, self._total, detail)
+
+  def at(self, done: int, total: int, detail: str = "") -> None:
+    """Says how many parts of how many have ended.
+
+    Args:
+      done: at least one.
+      total: of all.
+      detail: what ended, e.g. a shape's name.
+    """
+    self._done, self._total, self._detail = done, total, detail
     if self._clock() - self._start_s >= 2.0:
       self._line.show(self._text)
 

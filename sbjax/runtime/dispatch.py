@@ -81,7 +81,9 @@ class Dispatcher:
     on_progress: called with the graph whenever a task has ended.
   """
 
-  def __init__(self, pool: Pool, step: int, on_progress: Callable[[StepGraph], None]):
+  def __init__(
+    self, pool: Pool, step: int, on_progress: Callable[[StepGraph], None] = lambda graph: None
+  ):
     self._pool = pool
     self._step = step
     self._on_progress = on_progress

@@ -347,7 +347,7 @@ class Driver:
     step: int,
     *,
     keep_videos: int = 0,
-    on_progress: Callable[[StepGraph], None] = lambda graph: None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
   ) -> EvalResult:
     """Fixed prompts and seeds under several adapters; None stands for the run's first adapter.
 

@@ -1,5 +1,6 @@
 """Evaluation: fixed prompts and seeds under several adapters, on the same workers and tasks."""
 
+import itertools
 import zlib
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from typing import Any
@@ -30,10 +31,11 @@ class _EvalProgram:
 
   With a reward that compares videos each meets `opponents[i]`, or itself where there are none. Only
   the first `keep_videos` are kept beyond their use, or all where they are others' opponents.
+  `on_video` is called when a video was measured and judged.
   """
 
   def __init__(
-    self, pool, recipe, reward, handle, version, items, timeouts_s, opponents, keep_videos
+    self, pool, recipe, reward, handle, version, items, timeouts_s, opponents, keep_videos, on_video
   ):
     self._pool, self._recipe, self._timeouts_s = pool, recipe, timeouts_s
     self._handle, self._version, self._items = handle, version, items
@@ -49,6 +51,7 @@ class _EvalProgram:
     self.videos: dict[int, Handle] = {}
     self.heldout: dict[int, Mapping[str, float]] = {}
     self._kept = len(items) if reward.compares else keep_videos
+    self._on_video = on_video
     # The held-out measure and every job of it look at a video.
     self._uses = dict.fromkeys(range(len(items)), 1)
     for job in self._jobs:
@@ -58,8 +61,10 @@ class _EvalProgram:
     for i in candidates:
       if i >= 0:
         self._uses[i] += uses
-        if not self._uses[i] and i >= self._kept:
-          del self.videos[i]
+        if not self._uses[i]:
+          self._on_video()
+          if i >= self._kept:
+            del self.videos[i]
 
   def _anchor(self, item: int) -> int | None:
     if not self._reward.compares:
@@ -177,7 +182,7 @@ def evaluate(
   cached: MutableMapping[Any, Any],
   timeouts_s: Mapping[str, float],
   keep_videos: int,
-  on_progress: Callable[[StepGraph], None],
+  on_progress: Callable[[int, int], None],
 ) -> EvalResult:
   """Evaluates adapters side by side.
 
@@ -194,16 +199,22 @@ def evaluate(
     cached: what was evaluated before, by handle; filled here.
     timeouts_s: deadlines per kind.
     keep_videos: how many videos of each adapter the records hold, the first ones.
-    on_progress: called when a task has ended.
+    on_progress: called with the videos judged so far and all that are made, whenever one is judged.
   """
   items = [(p, evaluation_seed(s, p)) for p in prompts for s in seeds]
+  # The base adapter alone is asked for again and again; it is known by its name.
+  base = ("base", tuple(items), keep_videos)
+  made = [name for name in adapters if name != "base" or base not in cached]
+  judged = itertools.count(1)
+
+  def on_video() -> None:
+    on_progress(next(judged), len(made) * len(items))
+
   scores: dict[str, dict[str, np.ndarray]] = {}
   records: dict[str, tuple[CandidateRecord, ...]] = {}
   opponents = None
   for name, handle in adapters.items():
-    # The base adapter alone is asked for again and again; it is known by its name.
-    key = (name, tuple(items), keep_videos) if name == "base" else None
-    if key is None or key not in cached:
+    if name in made:
       found = _evaluate_one(
         pool,
         recipe,
@@ -214,27 +225,25 @@ def evaluate(
         items,
         timeouts_s,
         keep_videos,
-        on_progress,
+        on_video,
         opponents,
       )
-      if key is not None:
-        cached[key] = found
     else:
-      found = cached[key]
+      found = cached[base]
     scores[name], records[name], videos = found
     if name == "base":
-      opponents = videos
+      cached[base], opponents = found, videos
   return EvalResult(step, scores, records)
 
 
 def _evaluate_one(
-  pool, recipe, reward, handle, name, step, items, timeouts_s, keep_videos, on_progress, opponents
+  pool, recipe, reward, handle, name, step, items, timeouts_s, keep_videos, on_video, opponents
 ):
   version = f"eval-{name}-{step}"
   program = _EvalProgram(
-    pool, recipe, reward, handle, version, items, timeouts_s, opponents, keep_videos
+    pool, recipe, reward, handle, version, items, timeouts_s, opponents, keep_videos, on_video
   )
-  Dispatcher(pool, step, on_progress).run(program.graph(), program)
+  Dispatcher(pool, step).run(program.graph(), program)
   rewards = program.rewards()
   totals = [weighted_reward(recipe, r) for r in rewards]
   nan = float("nan")

@@ -135,6 +135,17 @@ def test_short_work_is_silent_and_long_work_is_not():
   assert stream.getvalue() == "warm-up 1/3  generate  ETA 6.0 s\nwarm-up 1/3  4.0 s\n"
 
 
+def test_work_may_say_its_size_later():
+  clock, stream = Clock(), io.StringIO()
+  with console.Progress("evaluation", stream=stream, clock=clock, every_s=1.0) as progress:
+    for done in (1, 2):
+      clock.now_s += 3.0
+      progress.at(done, 4)
+  assert stream.getvalue() == (
+    "evaluation 1/4  ETA 9.0 s\nevaluation 2/4  ETA 6.0 s\nevaluation 2/4  6.0 s\n"
+  )
+
+
 def test_numbers_for_people():
   assert [console.duration(s) for s in (8.44, 59.9, 185, 7385)] == [
     "8.4 s",

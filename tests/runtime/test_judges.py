@@ -109,7 +109,19 @@ def test_every_candidate_meets_a_video_of_the_first_adapter(run):
 
 def test_an_evaluation_compares_with_the_base_adapter(run):
   adapters = {"base": None, "same": None, "half": run.driver.executor.put(0.5 * run.adapter)}
-  found = run.driver.evaluate(adapters, PROMPTS, (5,), 1).scores
+  heard: list[list[tuple[int, int]]] = [[], []]
+  found = [
+    run.driver.evaluate(
+      adapters, PROMPTS, (5,), 1, on_progress=lambda done, total, to=to: to.append((done, total))
+    ).scores
+    for to in heard
+  ]
+  # What is known of the base adapter is not made again, nor counted.
+  for made, to in zip((3 * len(PROMPTS), 2 * len(PROMPTS)), heard, strict=True):
+    assert to == [(done, made) for done in range(1, made + 1)]
+  for name in adapters:
+    np.testing.assert_array_equal(found[0][name]["overall"], found[1][name]["overall"])
+  found = found[0]
   np.testing.assert_array_equal(found["base"]["overall"], 0.5)
   np.testing.assert_array_equal(found["same"]["overall"], 0.5)  # equal videos tie
   assert set(found["half"]["overall"]) <= {0.0, 0.5, 1.0}
