@@ -50,7 +50,7 @@ class JudgeCurve:
 _JUDGES = MappingProxyType(
   {
     "vr_thinker": JudgeCurve(0.3962, 0.3962),
-    "unified_reward_flex": JudgeCurve(0.14858, 0.14858),
+    "unified_reward_flex": JudgeCurve(0.28306, 0.28306),
   }
 )
 
