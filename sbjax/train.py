@@ -128,6 +128,7 @@ class Loop:
     rollout, total = self.settings.rollout, self.settings.total_steps
     if step == 0:
       self.evaluate()
+      self.save()  # a disk that cannot be written shows before the first step, not after the last
     memory.settle()
     while self.step < total:
       step = self.step + 1
@@ -166,8 +167,8 @@ class Loop:
     self.reporter.evaluation(result)
 
   def save(self) -> None:
-    """Writes a checkpoint of the last completed step and waits for it."""
-    if self.state is None or self.step == 0:
+    """Writes a checkpoint of the last completed step, or of the start, and waits for it."""
+    if self.state is None:
       return
     self.checkpoints.save(self.driver.train_state(self.state, self.step, self.cursor))
     self.checkpoints.wait()

@@ -46,12 +46,14 @@ def test_a_recipe_trains_on_the_user_s_files(finished):
   assert state.step == 2 and np.abs(state.adapter).max() > 0
 
 
+@pytest.mark.parametrize("left", [0, 1])
 def test_a_run_that_was_cut_off_continues_bit_equal_without_the_text_encoder(
-  folder, finished, tmp_path, monkeypatch
+  folder, finished, tmp_path, monkeypatch, left
 ):
   workdir = tmp_path / "cut"
   shutil.copytree(finished, workdir)
-  shutil.rmtree(workdir / "checkpoints" / "2")
+  for step in range(left + 1, 3):  # the start has a checkpoint as well
+    shutil.rmtree(workdir / "checkpoints" / str(step))
   # What the first run embedded is there for this one.
   monkeypatch.setattr(embeddings, "load_umt5", never)
   assert train(folder, workdir, "--config.resume=auto") == 0

@@ -26,6 +26,9 @@ def make_executor(recipe: Recipe, cache_dir: str) -> Executor:
     # objects have gathered: a step's videos and trajectories beside the next one's.
     os.environ.setdefault("RAY_free_objects_batch_size", "1")
     os.environ.setdefault("RAY_free_objects_period_milliseconds", "50")
+    # Ray's raylet allocates with jemalloc, which by default keeps what was freed in an arena and
+    # caches of every thread; so it grows for tens of steps. Nothing else here reads this.
+    os.environ.setdefault("MALLOC_CONF", "narenas:1,tcache:false,dirty_decay_ms:0,muzzy_decay_ms:0")
   from sbjax.runtime.ray_executor import RayExecutor
 
   return RayExecutor(
