@@ -26,8 +26,8 @@ _TURNS_PER_S = 400_000
 _MOST_TURNS = 600
 """Tasks of a step beyond which a plan has no turns: many tasks even out what one is late."""
 
-_POLISHED = 8
-"""Points whose turns are searched on."""
+_POLISHED = (16, 4)
+"""How many plans have their turns searched on: all of these, then the best of them once more."""
 
 _IDLE = 100
 """Disturbed copies in a row that lead to nothing new before a search ends."""
@@ -118,29 +118,37 @@ class _Search:
 
   def with_turns(self, plan: Plan) -> Plan:
     """The best of the best points of several kinds, each with turns that were searched on."""
-    where, costs = self.space, self.costs
     best, best_s = self.in_turns(plan)
     if (plan.gap is not None and plan.gap <= _CLOSE) or plan.offload:
       return best
-    points = self.distinct()
-    for point in points:
-      other = dataclasses.replace(self.space.plan(point), bound_s=plan.bound_s)
-      found = polished(
-        other,
-        where.shape,
-        where.scheme,
-        where.slots,
-        costs,
-        self.simulated(other).intervals,
-        tries=self.tries // len(points),
-        keep_roles=self.memory is not None,
-      )
-      assert found.simulated_s is not None
-      if found.simulated_s < best_s * (1.0 - _CLOSE):
-        found, found_s = self.in_turns(found)  # it may not fit the workers' memory
+    plans = [
+      dataclasses.replace(self.space.plan(point), bound_s=plan.bound_s) for point in self.distinct()
+    ]
+    for count in _POLISHED:
+      tries = self.tries // (len(_POLISHED) * min(count, len(plans)))
+      found = [self.polished(plan, tries) for plan in plans[:count]]
+      plans = sorted(found + plans[count:], key=lambda p: p.simulated_s or 0.0)
+    for plan in plans:
+      assert plan.simulated_s is not None
+      if plan.simulated_s < best_s * (1.0 - _CLOSE):
+        found, found_s = self.in_turns(plan)  # it may not fit the workers' memory
         if found_s < best_s:
           best, best_s = found, found_s
     return dataclasses.replace(best, searched="local")  # nobody sees the space of turns whole
+
+  def polished(self, plan: Plan, tries: int) -> Plan:
+    """The plan with turns that were searched on from those of its own simulation."""
+    where = self.space
+    return polished(
+      plan,
+      where.shape,
+      where.scheme,
+      where.slots,
+      self.costs,
+      self.simulated(plan).intervals,
+      tries=tries,
+      keep_roles=self.memory is not None,
+    )
 
   def in_turns(self, plan: Plan) -> tuple[Plan, float]:
     """The plan with the turns of its own simulation, and what it takes with them."""
@@ -150,14 +158,15 @@ class _Search:
     return dataclasses.replace(plan, simulated_s=took_s), took_s
 
   def distinct(self) -> list[Point]:
-    """The best points, of those with the same tasks only the best one."""
+    """The best points, of those with as many tasks of every size only the best one."""
     found: dict[tuple, Point] = {}
     for point in sorted(self.seen, key=lambda p: (self.seen[p], p)):
       if math.isinf(self.seen[point]):
         break
       plan = self.space.plan(point)
-      found.setdefault((plan.judge_batches, plan.fused, frozenset(plan.splits)), point)
-      if len(found) == _POLISHED or plan.offload:
+      sizes = tuple(sorted(map(len, plan.judge_batches)))
+      found.setdefault((sizes, len(plan.fused), len(plan.splits)), point)
+      if len(found) == _POLISHED[0] or plan.offload:
         break
     return list(found.values())
 

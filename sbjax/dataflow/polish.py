@@ -94,11 +94,8 @@ def polished(
       for t, allowed in workers.items()
     }
   turns, step_s = _annealed(table, start, workers, tries)
-  named = {
-    slot.name: tuple(Turn(table.names[t], table.seconds(t, w)) for t in turns[w])
-    for w, slot in enumerate(slots)
-  }
-  return dataclasses.replace(_with(plan, named, scheme, slots), simulated_s=step_s)
+  found = planned_turns(plan, scheme, slots, table.schedule(turns))
+  return dataclasses.replace(found, simulated_s=step_s)
 
 
 def _annealed(

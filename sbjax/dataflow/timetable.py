@@ -34,7 +34,6 @@ class Timetable:
     costs: what tasks take.
 
   Attributes:
-    names: task ids.
     workers: number of a turn's task -> numbers of the workers that may run it.
   """
 
@@ -47,12 +46,11 @@ class Timetable:
     costs: StepCosts,
   ):
     graph = build_step(shape, scheme, plan)
-    tasks = list(graph.tasks.values())
-    self.names = [task.id for task in tasks]
-    self._number = {name: i for i, name in enumerate(self.names)}
+    tasks = self._tasks = list(graph.tasks.values())
+    self._number = {task.id: i for i, task in enumerate(tasks)}
     self._slots = tuple(slots)
     self._waits = [len(task.needs) for task in tasks]
-    self._dependents = [[self._number[d] for d in graph.dependents[n]] for n in self.names]
+    self._dependents = [[self._number[d] for d in graph.dependents[t.id]] for t in tasks]
     self._role = [_DRIVER if t.kind in DRIVER_KINDS else _OTHERS.get(t.kind, _TURN) for t in tasks]
     self._update = [max(task.update, 0) for task in tasks]
     self._dispatch_s = costs.dispatch_s * costs.scale
@@ -83,11 +81,7 @@ class Timetable:
 
   def kind(self, task: int) -> str:
     """What a task does."""
-    return self.names[task].partition("/")[0]
-
-  def seconds(self, task: int, worker: int) -> float:
-    """What a turn takes on a worker, dispatch included."""
-    return self._seconds[task][worker]
+    return self._tasks[task].kind
 
   def turns(self, intervals: Sequence[Interval]) -> Turns:
     """The turns that a simulated step has taken."""
@@ -99,12 +93,28 @@ class Timetable:
         out[worker[interval.worker]].append(task)
     return out
 
-  def step_s(self, turns: Turns, enough_s: float = math.inf) -> float:
+  def schedule(self, turns: Turns) -> list[Interval]:
+    """What each worker runs and when, sums included.
+
+    Args:
+      turns: every task of `workers` once, and none that wait for one another.
+    """
+    ran: list[tuple[int, int, float, float]] = []
+    self.step_s(turns, ran=ran)
+    return [Interval(self._tasks[t], self._slots[w].name, start, end) for t, w, start, end in ran]
+
+  def step_s(
+    self,
+    turns: Turns,
+    enough_s: float = math.inf,
+    ran: list[tuple[int, int, float, float]] | None = None,
+  ) -> float:
     """Seconds of a step; infinite where turns wait for one another, or beyond `enough_s`.
 
     Args:
       turns: every task of `workers` once.
       enough_s: a longer step need not be simulated to its end.
+      ran: where given, gets (task, worker, start, end) of all that ran.
     """
     role, waits, dependents = self._role, self._waits[:], self._dependents
     workers = range(len(self._slots))
@@ -163,6 +173,8 @@ class Timetable:
             version[w] = self._update[task]
             end += self._push_s[w]
         idle[w] = False
+        if ran is not None:
+          ran.append((task, w, now, end))
         number += 1
         heapq.heappush(events, (end, number, task, w))
       if not events or events[0][0] > enough_s:
