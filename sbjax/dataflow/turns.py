@@ -20,6 +20,8 @@ MayStart = Callable[[Task, str], bool]
 _LATE = 0.5
 """Share of a turn's length by which it must be late before somebody else takes it over."""
 
+_SUMMING = ("fold", "reduce", "update")
+
 _FAR = 100
 """Needs of needs that are followed to tell when a task can be ready."""
 
@@ -43,12 +45,13 @@ def queue_of(
 class TurnQueue:
   """Ready tasks and idle workers; pairs a worker with its next turn as soon as that is ready.
 
-  While its next turn is not ready, a worker takes a later one of its own if the next cannot become
-  ready before that has ended. A worker that has had its turns takes over the last one of whoever
-  has most left, if that is late by more than half its length and will be done sooner here, which
-  is known of kinds of tasks that both have turns of. Sums have a turn on every worker that was to
-  hold a part. Tasks without a turn, such as those that are run a second time, go by the rule of
-  `ReadyQueue` and come first.
+  While its next turn is not ready, a worker takes a later one of its own if the next cannot
+  become ready before that has ended. A worker that has had its turns, or only has a sum left that
+  waits for others, takes over the last one of whoever has most left, if that is late by more than
+  half its length and will be done sooner here, which is known of kinds of tasks that both have
+  turns of; in front of a sum, only what the sum waits for. Sums have a turn on every worker that
+  was to hold a part. Tasks without a turn, such as those that are run a second time, go by the
+  rule of `ReadyQueue` and come first.
 
   Args:
     graph: the step's graph; what is running and done is read from it.
@@ -177,14 +180,18 @@ class TurnQueue:
 
   def _left_by_others(self, worker: str) -> str | None:
     """The last turn of whoever has most left, if it is late there and done sooner here."""
-    if self._left(worker):
+    left = [key.partition(_ON)[0] for key in self._left(worker)]
+    if any(self._graph.tasks[name].kind not in _SUMMING for name in left):
       return None
+    awaited = self._awaited(left[0]) if left else None
     best: tuple[float, str] | None = None
     passed_s = self._now() - self._began_s
     for other in self._due:
       ends_s, mine = self._rest_s(other), []
       for key in self._left(other):
         ends_s += self._seconds[key]
+        if awaited is not None and key not in awaited:
+          continue
         if key in self._ready and self._may_run(worker, key):
           late = passed_s + ends_s > self._end_s[key] + _LATE * self._seconds[key]
           took_s = self._typical.get((worker, self._ready[key].kind), math.inf)
@@ -192,6 +199,17 @@ class TurnQueue:
       if mine and (best is None or ends_s > best[0]):
         best = (ends_s, mine[-1])
     return None if best is None else best[1]
+
+  def _awaited(self, name: str) -> set[str]:
+    """What has to end before a task can start, other than by what is done already."""
+    found: set[str] = set()
+    new = [name]
+    while new:
+      needs = self._graph.tasks[new.pop()].needs
+      fresh = [need for need in needs if need not in found and not self._graph.is_done(need)]
+      found.update(fresh)
+      new += fresh
+    return found
 
   def _rest_s(self, worker: str) -> float:
     """What is left of the turn that a worker is at."""

@@ -158,16 +158,25 @@ def test_a_worker_waits_for_its_turn_and_fills_only_what_fits(at_s, taken):
 
 
 @pytest.mark.parametrize(
-  ("at_s", "theirs_s", "taken"), [(0.5, 3.0, False), (1.5, 3.0, True), (1.5, 5.0, False)]
+  ("at_s", "theirs_s", "rest", "taken"),
+  [
+    (0.5, 3.0, (), False),
+    (1.5, 3.0, (), True),
+    (1.5, 5.0, (), False),
+    (1.5, 3.0, ("reduce/u0",), True),  # which waits for generate/c1
+    (1.5, 3.0, ("decode/c1",), False),
+  ],
 )
-def test_a_worker_without_turns_takes_over_what_is_late_if_it_is_sooner(at_s, theirs_s, taken):
+def test_a_worker_without_turns_takes_over_what_is_late_if_it_is_sooner(
+  at_s, theirs_s, rest, taken
+):
   turns = {
     "actor-0": (("generate/c0", 2.0, 2.0), ("generate/c1", 2.0, 4.0)),
-    "reward-0": (("decode/c0", theirs_s, 9.0),),
+    "reward-0": (("decode/c0", theirs_s, 9.0), *((task, 1.0, 9.0) for task in rest)),
   }
   queue, graph, clock = queue_of_two(turns)
   queue._typical["reward-0", "generate"] = theirs_s
-  queue._due["reward-0"].clear()
+  del queue._due["reward-0"][0]
   queue.push(graph.get_ready())
   clock.now_s = at_s
   queue.free("actor-0")
