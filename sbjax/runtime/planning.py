@@ -207,6 +207,8 @@ def refined(
 ) -> StepCosts:
   """Replaces costs by what a step has measured; what it did not run stays.
 
+  Judge tasks of other sizes keep their proportion to those that ran.
+
   Args:
     costs: the costs so far.
     spans: a step's tasks.
@@ -237,8 +239,11 @@ def refined(
       # Which part of a fused rollout has changed is not known: both, in proportion.
       whole = old.generate_s + old.fused_s
       new |= {f: getattr(old, f) * fused / whole for f in ("generate_s", "fused_s")}
-    table = dict(old.judge_s)
-    table |= {size: statistics.median(t) for size, t in judged.get(kind, {}).items()}
+    table = {size: statistics.median(t) for size, t in judged.get(kind, {}).items()}
+    # Sizes that did not run are as much slower or faster, or the table would favour them.
+    changed = [took / old.judging_s(size) for size, took in table.items() if old.judge_s]
+    ratio = statistics.median(changed) if changed else 1.0
+    table = {size: ratio * took for size, took in old.judge_s} | table
     by_kind[kind] = dataclasses.replace(old, **new, judge_s=tuple(sorted(table.items())))
   return dataclasses.replace(costs, by_kind=by_kind, dispatch_s=_dispatch_s(spans) / costs.scale)
 

@@ -90,6 +90,19 @@ def test_a_step_teaches_its_own_times(scale):
   assert learned.dispatch_s == pytest.approx(COSTS.dispatch_s, abs=1e-3)
 
 
+def judging(*table):
+  by_kind = {k: dataclasses.replace(w, judge_s=table) for k, w in COSTS.by_kind.items()}
+  return dataclasses.replace(COSTS, by_kind=by_kind)
+
+
+def test_sizes_of_judge_tasks_that_did_not_run_keep_their_proportion():
+  known = judging((1, 0.06), (2, 0.1), (24, 0.6))
+  planner, shape, chosen, slots = planner_of(profiled=known)
+  spans = step_of(planner, shape, chosen, slots, judging((1, 0.12), (2, 0.2), (24, 1.2)))
+  learned = dict(refined(known, spans, planner.plan, slots).by_kind["reward"].judge_s)
+  assert (learned[1], learned[2], learned[24]) == pytest.approx((0.12, 0.2, 1.2))
+
+
 def test_drift_plans_anew_only_when_it_is_asked_for():
   for limit, expected in ((0.0, False), (0.5, True), (3.0, False)):
     planner, shape, chosen, slots = planner_of(runtime__replan_drift=limit)
