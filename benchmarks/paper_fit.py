@@ -2,18 +2,18 @@
 
 Free numbers, as many as targets: the forward replay, the seconds of one judgement, how many times
 as long a colocated judge takes, and the speed of UnifiedReward-Flex. The first three follow from
-VR-Thinker's three ratios alone, and all that is predicted for it follows from them. The fourth
-follows from the lowest ratio of `async_train` (§5.2), which is that of the faster judge, whose
-verdicts it waits for least. The third is needed: `async_train` is as fast as `colocated`
-while `async_reward` waits, which no judge that is equally fast in both gives. A constant price of
-exchanging policy and judge fits the three ratios as well, but misses the paper's ranges by far at
-small batches. Everything else is fixed beforehand:
+VR-Thinker's three ratios alone, and all that is predicted for it follows from them. The third is
+needed: `async_train` is as fast as `colocated` while `async_reward` waits, which no judge that is
+equally fast in both gives. A constant price of exchanging policy and judge fits the three ratios as
+well, but misses the paper's ranges by far at small batches. The fourth follows from the lowest
+ratio of `async_train` (§5.2), read as that of DanceGRPO with the faster judge. Everything else is
+fixed beforehand:
 
 * a rollout with its decode is 1 s, 30 % of it decode (StageBreaker §5.5);
 * reward and training are 75 % of a colocated step, the paper's largest share (§3.1), since
   VR-Thinker is its slowest judge; this sets the gradient replay;
 * half of one judgement does not grow with its batch: writing is bound by memory, reading frames by
-  compute. The paper gives no number, and no baseline depends on it;
+  compute. The paper gives no number, and the ratios are met with any;
 * fusing replaces the rollout's forward passes by gradient passes, so it adds what a gradient replay
   takes beyond a forward replay.
 """
@@ -91,10 +91,10 @@ def step_s(cell: Cell, scheme: str, costs: PaperCosts) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-  """A baseline's speed relative to `colocated`.
+  """A scheme's speed relative to `colocated`.
 
   Attributes:
-    scheme: the baseline.
+    scheme: which.
     cell: its setting.
     speed: the paper's.
   """

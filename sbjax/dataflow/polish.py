@@ -8,7 +8,7 @@ annealing (Kirkpatrick et al., 1983), from the schedule that the rule has made.
 import dataclasses
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from sbjax.dataflow.costs import StepCosts
 from sbjax.dataflow.plan import Plan, StepShape, Turn, WorkerSlot, allowed_workers
@@ -35,27 +35,18 @@ def planned_turns(
     intervals: what each worker ran, and when.
   """
   turns: dict[str, list[Turn]] = {slot.name: [] for slot in slots}
-  for one in intervals:
-    turns[one.worker].append(Turn(one.task.id, one.end_s - one.start_s, one.end_s))
-  return _with(plan, {worker: tuple(mine) for worker, mine in turns.items()}, scheme, slots)
-
-
-def _with(
-  plan: Plan,
-  turns: Mapping[str, tuple[Turn, ...]],
-  scheme: Scheme,
-  slots: Sequence[WorkerSlot],
-) -> Plan:
-  """The plan with turns; tasks that its groups keep from their worker are anybody's."""
   groups = dict(plan.groups)
-  for worker, mine in turns.items():
-    for turn in mine:
-      kind = turn.task.partition("/")[0]
-      if kind not in scheme.bindings:
-        continue
-      if worker not in allowed_workers(kind, groups.get(turn.task), scheme, slots):
-        groups[turn.task] = "any"
-  return dataclasses.replace(plan, groups=groups, turns=turns)
+  for one in intervals:
+    name, kind = one.task.id, one.task.kind
+    turns[one.worker].append(Turn(name, one.end_s - one.start_s, one.end_s))
+    # A task that its group keeps from the worker that ran it is anybody's.
+    allowed = kind not in scheme.bindings or one.worker in allowed_workers(
+      kind, groups.get(name), scheme, slots
+    )
+    if not allowed:
+      groups[name] = "any"
+  fixed = {worker: tuple(mine) for worker, mine in turns.items()}
+  return dataclasses.replace(plan, groups=groups, turns=fixed)
 
 
 def polished(
